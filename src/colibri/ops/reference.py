@@ -176,7 +176,7 @@ def as_seen(x: F32, activation: str) -> F64:
 
 
 def matmul(x: F32, weight: Weight, exact: bool = False, bias: F32 | None = None) -> F32:
-    """x (n, k), weight (rows, k) -> (n, rows). `exact` takes x in float32, otherwise in the weight's activation format."""
+    """x (n, k), weight (rows, k) -> (n, rows). `exact`: x in float32, not in the weight's format."""
     seen = x.astype(np.float64) if exact else as_seen(x, FORMATS[weight.type].activation)
     y = seen @ dequantize(*weight).astype(np.float64).T
     return (y if bias is None else y + bias).astype(np.float32)
@@ -184,7 +184,7 @@ def matmul(x: F32, weight: Weight, exact: bool = False, bias: F32 | None = None)
 
 def embed(table: Weight, ids: I32) -> F32:
     """Rows `ids` of the table: (n, k)."""
-    if ids.size and not (0 <= ids.min() and ids.max() < table.shape[0]):
+    if ids.size and (ids.min() < 0 or ids.max() >= table.shape[0]):
         raise IndexError(f"token id outside 0..{table.shape[0] - 1}")
     return dequantize(*table)[ids]
 
