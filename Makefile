@@ -1,0 +1,38 @@
+# Two commands: `make run` writes text with the embedded model, `make test` runs every test.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
+PROMPT ?= In the beginning
+
+.PHONY: run test kernels lint clean
+
+run: $(VENV)/installed
+	$(BIN)/colibri run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.8 --seed 1
+
+test: $(VENV)/installed-test kernels
+	$(BIN)/python -m pytest -q tests
+
+kernels: $(VENV)/installed-test
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/kernels -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTS=ON -DBUILD_MODULE=OFF > build/kernels.log 2>&1 || { cat build/kernels.log; exit 1; }
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/kernels
+	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/kernels --output-on-failure
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Colibri needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/bin/python $(SOURCES)
+	mkdir -p build
+	$(BIN)/pip install --quiet --disable-pip-version-check '.[test]'
+	@touch $@ $(VENV)/installed
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,65 @@
+"""The `colibri` command: one file a command, imported only when it is run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from colibri.errors import ColibriError
+
+# command -> what it does, one line; the code is in colibri.cli.<command>:command
+COMMANDS = {
+    "run": "Write text that continues a prompt.",
+    "inspect": "Show what a checkpoint holds: architecture, experts, bytes, tokenizer.",
+}
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"colibri.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="colibri-moe", prog_name="colibri")
+def group() -> None:
+    """Colibri runs Mixture-of-Experts language models on CPUs, also those larger than memory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; bad input becomes one line on stderr and a nonzero exit status."""
+    try:
+        result = group.main(args=arguments, prog_name="colibri", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ColibriError as error:
+        click.echo(f"colibri: {error}", err=True)
+        return EXIT_ERROR
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        sys.stdout = None  # type: ignore[assignment]
+        return EXIT_ERROR
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,80 @@
+"""Options that several commands share, and the kinds of value they take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Decorated = Callable[..., Any]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+class Size(click.ParamType):
+    """A number of bytes: 2.5G, 800M, 1GiB or plain bytes; units are powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a size; write it as 2.5G, 800M or bytes", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class TokenIds(click.ParamType):
+    """Token ids with commas between: 1,2,3."""
+
+    name = "ids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            return [int(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of token ids; write it as 1,2,3", param, ctx)
+
+
+def model_option(function: Decorated) -> Decorated:
+    """-m MODEL; the embedded model where it is absent."""
+    return click.option(
+        "-m", "--model", type=click.Path(path_type=Path), envvar="COLIBRI_MODEL", show_envvar=True,
+        help="A .gguf file (the first of a split is enough) or a Hugging Face directory. Default: the embedded model.",
+    )(function)
+
+
+def load_options(function: Decorated) -> Decorated:
+    """The options of colibri.load: model, memory, threads, context, precision."""
+    for option in reversed((
+        click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G."),
+        click.option("--threads", type=click.IntRange(1), envvar="COLIBRI_THREADS", help="Default: the CPUs given to this process."),
+        click.option("--context", type=click.IntRange(1), help="Tokens of context. Default: what the model names, at most 4096."),
+        click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", show_default=True,
+                     help="fast: integer activations; exact: float32, to compare with references."),
+    )):
+        function = option(function)
+    return model_option(function)
+
+
+def sampling_options(function: Decorated) -> Decorated:
+    """The options that become SamplingParams."""
+    for option in reversed((
+        click.option("--max-tokens", type=click.IntRange(0), default=128, show_default=True),
+        click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0 takes the likeliest token."),
+        click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: all."),
+        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
+        click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
+        click.option("--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True),
+        click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
+        click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
+    )):
+        function = option(function)
+    return function
