@@ -1,0 +1,34 @@
+/* Persistent threads. pool.c is the only file that knows threads exist. */
+#ifndef COLIBRI_POOL_H
+#define COLIBRI_POOL_H
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { POOL_MAX_THREADS = 256 };
+
+typedef void pool_function(void *context, int thread, int threads);
+
+/* CPUs this process may use: affinity mask and cgroup quota (v1 and v2), at least 1. */
+int pool_cpus(void);
+int pool_threads(void);
+void pool_set_threads(int threads); /* 1 to POOL_MAX_THREADS */
+
+/* One region at a time: lock around scratch and regions that belong together. Nests. */
+void pool_lock(void);
+void pool_unlock(void);
+
+/* Scratch of the region in progress: 64-byte aligned, grows and is kept, valid until pool_unlock or the next
+ * pool_scratch. Call once a region with the sum of what it needs. NULL when there is no memory. */
+void *pool_scratch(size_t bytes);
+
+/* Calls function(context, thread, threads) once for every thread 0..threads-1; the caller is thread 0. */
+void pool_run(pool_function *function, void *context);
+
+/* As pool_run, but a thread that has not woken up when the others are through is left out: work has to be taken
+ * from a counter (pool_next), never from `thread`. Use it wherever work is taken from a counter. */
+void pool_share(pool_function *function, void *context);
+
+/* The next item of a shared counter that starts at 0. */
+static inline int pool_next(atomic_int *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+#endif

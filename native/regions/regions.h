@@ -1,0 +1,52 @@
+/* How ops are split over the pool. Regions take the pool lock, own no memory and are compiled once.
+ * Arguments were checked by the caller (bind.cpp). They return 0, or REGION_NO_MEMORY. */
+#ifndef COLIBRI_REGIONS_H
+#define COLIBRI_REGIONS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { REGION_NO_MEMORY = -2, REGION_BAD_ID = -5 };
+
+struct matrix { const void *tiles; int type, rows, k; }; /* a tiled weight; type is an enum block_type */
+
+/* outs[i] (n, weights[i].rows) = or += x (n, k) weights[i]^T (+ biases[i], may be NULL as a whole or one by one). */
+int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,
+                  const float *const *biases, int count, bool exact, bool accumulate);
+
+struct expert { struct matrix gate, up, down; const float *gate_bias, *up_bias, *down_bias; bool set; };
+
+/* slots (n * k, hidden): row t * k + s = expert ids[t * k + s] of x[t]. With `only` (only_count ids) just those experts.
+ * Every expert that is asked for is set. */
+int region_moe(float *slots, const float *x, int n, int k, const int32_t *ids, const struct expert *experts,
+               int expert_count, int hidden, int intermediate, int activation, bool exact, const int32_t *only,
+               int only_count);
+
+/* The rows of one step: positions, sequences and each sequence's block numbers. `group_first` has the first row of every
+ * run of rows of one sequence with consecutive positions, and n at the end. */
+struct batch {
+    int n, groups;
+    const int32_t *position, *sequence;
+    const int32_t *const *table;
+    const int32_t *group_first;
+};
+
+/* Caches: keys (blocks, kv_heads, key_dim, KV_BLOCK) and values (blocks, kv_heads, KV_BLOCK, value_dim), half floats. */
+struct cache { uint16_t *keys, *values; int kv_heads, key_dim, value_dim; };
+
+int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
+                     float scale, int window, const float *sinks);
+void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch);
+void region_rope(float *x, int heads, int head_dim, const float *cosine, const float *sine, int rotary,
+                 const struct batch *batch);
+bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps);
+void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
+void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
