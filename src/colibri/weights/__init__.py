@@ -1,0 +1,1 @@
+"""Checkpoints: reading, writing and converting the files that hold a model."""

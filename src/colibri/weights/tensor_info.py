@@ -1,0 +1,55 @@
+"""Where a tensor's bytes are: name, type, shape and the range in a file. No data is held."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from colibri.weights.block_types import row_bytes
+
+RowOrder = Literal["plain", "interleaved_pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint.
+
+    shape is in numpy order, slowest first: (rows, k) or, for merged experts, (experts, rows, k).
+    offset is absolute in `file`. `nbytes` counts the data only, without gaps between experts.
+    row_order "interleaved_pairs" means that the rows of every head of `head_rows` rows are stored as
+    0, h, 1, h+1, ... (h = head_rows / 2) of the half-split order that the engine uses.
+    expert_stride is the number of bytes from one expert to the next where experts are not back to back.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+    row_order: RowOrder = "plain"
+    head_rows: int = 0
+    expert_stride: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (the last dimension)."""
+        return row_bytes(self.type, self.shape[-1])
+
+    def expert(self, index: int) -> TensorInfo:
+        """The (rows, k) part of one expert of a merged (experts, rows, k) tensor, or (rows,) of a merged bias."""
+        if len(self.shape) < 2 or not 0 <= index < self.shape[0]:
+            raise IndexError(f"{self.name} of shape {self.shape} has no expert {index}")
+        rest = self.shape[1:]
+        nbytes = math.prod(rest[:-1]) * self.row_bytes
+        stride = nbytes if self.expert_stride is None else self.expert_stride
+        return replace(
+            self,
+            name=f"{self.name}[{index}]",
+            shape=rest,
+            offset=self.offset + index * stride,
+            nbytes=nbytes,
+            expert_stride=None,
+        )
