@@ -153,7 +153,7 @@ def legacy(config: dict[str, Any]) -> dict[str, Any]:
     if rope.pop("rope_type") == "yarn":
         config["rope_scaling"] = {"type": "yarn"} | rope
     config["torch_dtype"] = config.pop("dtype")
-    if config["model_type"] != "mixtral":
+    if config["model_type"] == "qwen3_moe":
         config["num_experts"] = config.pop("num_local_experts")
     return config
 
