@@ -1,5 +1,5 @@
 /* The whole native API on one page: the block types, the activation formats and one function pointer an op.
- * Every ops/*.c is compiled once per instruction set and fills its part of `struct kernels`; see dispatch.c.
+ * Every file of ops is compiled once per instruction set and fills its part of `struct kernels`; see dispatch.c.
  * Rules: a kernel takes a range and scratch, never allocates, locks, spawns or does I/O, and gives the same
  * bits on every instruction set (vec/README in docs/design.md). */
 #ifndef COLIBRI_KERNELS_H

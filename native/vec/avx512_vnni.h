@@ -1,0 +1,86 @@
+/* AVX-512 F, BW, DQ, VL and VNNI; F16C and FMA. One register a vector. See portable.h for meanings. */
+#include <immintrin.h>
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m512i vb;
+
+/* floats */
+VEC vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+VEC void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+VEC vf vf_set1(float x) { return _mm512_set1_ps(x); }
+VEC vf vf_zero(void) { return _mm512_setzero_ps(); }
+VEC vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+VEC vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+VEC vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+VEC vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+VEC vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
+VEC vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+VEC vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+VEC vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+VEC vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+VEC vf vf_select_less(vf a, vf b, vf x, vf y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+
+/* reductions */
+VEC __m128 vec_halves(vf a, __m256 (*op8)(__m256, __m256), __m128 (*op4)(__m128, __m128)) {
+    __m256 eight = op8(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = op4(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = op4(four, _mm_movehl_ps(four, four));
+    return op4(two, _mm_movehdup_ps(two));
+}
+VEC float vf_sum(vf a) { return _mm_cvtss_f32(vec_halves(a, _mm256_add_ps, _mm_add_ps)); }
+VEC float vf_reduce_max(vf a) { return _mm_cvtss_f32(vec_halves(a, _mm256_max_ps, _mm_max_ps)); }
+
+/* 16-bit floats */
+VEC vf vf_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+VEC vf vf_from_bf16(const uint16_t *p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+VEC void vf_to_f16(uint16_t *p, vf a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* integers */
+VEC vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+VEC void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+VEC vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+VEC vi vi_zero(void) { return _mm512_setzero_si512(); }
+VEC vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+VEC vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+VEC vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+VEC vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+VEC vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+VEC vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+VEC vi vi_shr(vi a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+VEC vi vi_sar(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+VEC vi vi_from_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+VEC vi vi_from_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+VEC void vi_to_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+VEC vf vf_from_vi(vi a) { return _mm512_cvtepi32_ps(a); }
+VEC vi vi_from_vf(vf a) { return _mm512_cvtps_epi32(a); }
+VEC vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
+VEC vi vi_bits(vf a) { return _mm512_castps_si512(a); }
+VEC vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
+
+/* bytes */
+VEC vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
+VEC void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
+VEC vb vb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
+VEC vb vb_repeat16(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+VEC vb vb_repeat4(const void *p) { int32_t four; memcpy(&four, p, 4); return _mm512_set1_epi32(four); }
+VEC vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
+VEC vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
+VEC vb vb_add(vb a, vb b) { return _mm512_add_epi8(a, b); }
+VEC vb vb_and_or(vb a, vb mask, vb b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xea); }
+VEC vb vb_shl(vb a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+VEC vb vb_shr(vb a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+VEC vi vi_from_vb(vb a) { return a; }
+VEC vb vb_lookup16(vb table, vb index) { return _mm512_shuffle_epi8(table, index); }
+enum { VB_HIGH4_UNIT = 16 };
+VEC vb vb_high4(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8((char)0xf0)); }
+
+VEC vi vi_dot(vi acc, vb w, vb x) { return _mm512_dpbusd_epi32(acc, w, x); }
+VEC vi vi_start_biased(int32_t minus_128_sum) { return _mm512_set1_epi32(minus_128_sum); }
+VEC vi vi_dot_biased(vi acc, vb w, vb x) { return _mm512_dpbusd_epi32(acc, w, x); }

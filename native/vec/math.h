@@ -1,0 +1,34 @@
+/* exp and what is made of it, in one polynomial: the same bits on every instruction set, which libm does not promise. */
+#ifndef COLIBRI_VEC_MATH_H
+#define COLIBRI_VEC_MATH_H
+#include "vec/vec.h"
+
+/* 2^n for n in -126..127 */
+VEC vf vf_power_of_2(vi n) { return vf_bits(vi_shl(vi_add(n, vi_set1(127)), 23)); }
+
+/* Within 1.5 units in the last place; 0 below -104, infinity above 88.73, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2. */
+VEC vf vf_exp(vf x) {
+    x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x)); /* in this order a NaN stays */
+    vi n = vi_from_vf(vf_mul(x, vf_set1(0x1.715476p+0f)));
+    vf whole = vf_from_vi(n);
+    vf r = vf_fma(whole, vf_set1(-0x1.62e400p-1f), x);
+    r = vf_fma(whole, vf_set1(-0x1.7f7d1cp-20f), r);
+    vf p = vf_set1(0x1.a01a02p-13f); /* 1/7!, 1/6!, ... */
+    p = vf_fma(p, r, vf_set1(0x1.6c16c2p-10f));
+    p = vf_fma(p, r, vf_set1(0x1.111112p-7f));
+    p = vf_fma(p, r, vf_set1(0x1.555556p-5f));
+    p = vf_fma(p, r, vf_set1(0x1.555556p-3f));
+    p = vf_fma(p, r, vf_set1(0.5f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    vi half = vi_sar(n, 1); /* in two factors, for n of -150 and 128 */
+    return vf_mul(vf_mul(p, vf_power_of_2(half)), vf_power_of_2(vi_sub(n, half)));
+}
+VEC vf vf_sigmoid(vf x) { return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
+VEC vf vf_silu(vf x) { return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
+/* x/2 (1 + tanh u) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) */
+VEC vf vf_gelu_tanh(vf x) {
+    vf u = vf_mul(x, vf_fma(vf_mul(x, x), vf_set1(0.044715f), vf_set1(1.0f)));
+    return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_mul(u, vf_set1(-1.5957691216057308f)))));
+}
+#endif

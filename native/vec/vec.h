@@ -1,0 +1,38 @@
+/* The vector vocabulary of one instruction set. The build compiles each file of ops once per set with one of
+ * COLIBRI_VEC_PORTABLE, COLIBRI_VEC_AVX2 or COLIBRI_VEC_AVX512_VNNI defined; no intrinsic appears outside native/vec.
+ *
+ *   vf  16 floats        vi  16 int32        vb  64 bytes: 16 lanes (rows) of 4 bytes (values of k)
+ *
+ * portable.h says what each primitive does; the other headers give the same bits. */
+#ifndef COLIBRI_VEC_H
+#define COLIBRI_VEC_H
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC static inline __attribute__((always_inline))
+
+#if defined(COLIBRI_VEC_AVX512_VNNI)
+#define COLIBRI_FN(name) name##_avx512_vnni
+#include "avx512_vnni.h"
+#elif defined(COLIBRI_VEC_AVX2)
+#define COLIBRI_FN(name) name##_avx2
+#include "avx2.h"
+#else
+#define COLIBRI_FN(name) name##_portable
+#include "portable.h"
+#endif
+
+/* The first n (0..16) floats; the other lanes are zero and are not stored. */
+VEC vf vf_load_first(const float *p, int n) {
+    float lanes[16] = {0};
+    memcpy(lanes, p, (size_t)n * sizeof(float));
+    return vf_load(lanes);
+}
+VEC void vf_store_first(float *p, vf a, int n) {
+    float lanes[16];
+    vf_store(lanes, a);
+    memcpy(p, lanes, (size_t)n * sizeof(float));
+}
+#endif
