@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from colibri.errors import FileError
 
@@ -52,7 +52,9 @@ class FileReader:
                 try:
                     count = os.preadv(descriptor, [part], offset + done)
                 except OSError as error:
-                    raise FileError(f"{file}: reading {len(view)} bytes at offset {offset}: {error.strerror}") from error
+                    raise FileError(
+                        f"{file}: reading {len(view)} bytes at offset {offset}: {error.strerror}"
+                    ) from error
                 if count == 0:
                     raise FileError(
                         f"{file}: ends at byte {offset + done}, but {len(view)} bytes at offset {offset} are needed; "
@@ -65,7 +67,7 @@ class FileReader:
         with self._lock:
             self._trim(0)
 
-    def __enter__(self) -> FileReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

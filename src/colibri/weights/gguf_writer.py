@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from colibri.errors import ArgumentError, FileError
 from colibri.weights.block_types import BY_NAME, row_bytes
-
-Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 VALUE_CODES = {
     "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,
@@ -91,11 +89,13 @@ class GGUFWriter:
         """Bytes of all files together."""
         return sum(shard.nbytes for shard in self._shards)
 
-    def write(self, name: str, chunks: Iterable[Buffer]) -> None:
-        """Write the next tensor, `name`, whose bytes are the concatenated chunks."""
+    def write(self, name: str, chunks: Iterable[Any]) -> None:
+        """Write the next tensor, `name`, whose bytes are the concatenated chunks (contiguous buffers)."""
         shard, tensor = next(self._next, (None, None))
         if shard is None or tensor is None or tensor.name != name:
-            raise ArgumentError(f"tensor {name} out of order: {tensor.name if tensor else 'no further one'} is expected")
+            raise ArgumentError(
+                f"tensor {name} out of order: {tensor.name if tensor else 'no further one'} is expected"
+            )
         file = self._enter(shard)
         written = 0
         try:
@@ -111,7 +111,7 @@ class GGUFWriter:
         except OSError as error:
             raise FileError(f"{shard.temporary}: writing failed: {error.strerror}") from error
 
-    def __enter__(self) -> GGUFWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,0 +1,365 @@
+"""Reads GGUF files: every count, length, shape and offset is checked before it is used.
+
+Only the header is read, with explicit reads (a mapping of a file that shrinks would end the process). Arrays of
+strings stay packed and are decoded on demand, so a vocabulary of 250,000 tokens costs a few tens of milliseconds.
+Source: the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little endian.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, overload
+
+import numpy as np
+
+from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.weights.block_types import BY_CODE
+from colibri.weights.metadata import Metadata
+from colibri.weights.tensor_info import TensorInfo
+
+# Far above any known model (a 260,000-token vocabulary with merges takes 16 MB); they bound time and memory.
+MAX_HEADER_BYTES: Final = 64 << 20
+MAX_KEYS: Final = 1 << 16
+MAX_TENSORS: Final = 1 << 18
+MAX_STRING_BYTES: Final = 16 << 20
+MAX_NAME_BYTES: Final = 1024
+MAX_SHARDS: Final = 4096
+
+_STRING, _ARRAY = 8, 9
+_SCALARS: Final = {
+    0: ("uint8", "<B"), 1: ("int8", "<b"), 2: ("uint16", "<H"), 3: ("int16", "<h"), 4: ("uint32", "<I"),
+    5: ("int32", "<i"), 6: ("float32", "<f"), 7: ("bool", "<B"), 10: ("uint64", "<Q"), 11: ("int64", "<q"),
+    12: ("float64", "<d"),
+}  # fmt: skip
+_LENGTH = struct.Struct("<Q")
+_SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+class StringArray(Sequence[str]):
+    """An array of strings as it lies in the file; decoded when asked for.
+
+    Tokens may be any bytes: what is not UTF-8 comes back as surrogate escapes (`text.encode("utf-8",
+    "surrogateescape")` gives the bytes again); `raw(i)` gives the bytes.
+    """
+
+    def __init__(self, data: bytes, bounds: np.ndarray[Any, np.dtype[np.uint32]]) -> None:
+        self._data = data  # strings with their 8-byte lengths in front
+        self._bounds = bounds  # (n + 1,) where each string's length field starts
+
+    def raw(self, index: int) -> bytes:
+        """The bytes of one string."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return self._data[int(self._bounds[index]) + 8 : int(self._bounds[index + 1])]
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.raw(index).decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        data, bounds = self._data, self._bounds.tolist()
+        for start, end in itertools.pairwise(bounds):
+            yield data[start + 8 : end].decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"StringArray({len(self)} strings)"
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """The header of a GGUF file, or of all files of a split: nothing of the tensors' data is read.
+
+    metadata: plain Python values; arrays are numpy arrays or StringArray, nested arrays are lists.
+    kinds: the GGUF type of each value ("uint32", "string", "array[string]"), to write it again as it was.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    version: int
+    alignment: int
+    metadata: Metadata
+    kinds: Mapping[str, str]
+    tensors: Mapping[str, TensorInfo]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Read the header of `path` and, when it is part of a split, of all files of the split.
+
+    Raises FileError (missing, truncated), FormatError (contradicts the format) or UnsupportedError (big endian,
+    version, block type), each naming the file and the field.
+    """
+    path = Path(path)
+    part = _read_file(path)
+    count = part.metadata.integer("split.count", 1, high=MAX_SHARDS)
+    if count <= 1:
+        return part
+    return _join(path, count)
+
+
+def _join(path: Path, count: int) -> GGUFFile:
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise FormatError(
+            f"{path}: split.count is {count}, so the file's name should end in -00001-of-{count:05d}.gguf; "
+            "give the files of a split their own names back"
+        )
+    files = [path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise FileError(f"{path}: {len(missing)} of {count} files of the split are missing: {', '.join(missing[:5])}")
+    parts = [_read_file(file) for file in files]
+    tensors: dict[str, TensorInfo] = {}
+    for number, part in enumerate(parts):
+        if part.metadata.get("split.count") != count or part.metadata.get("split.no") != number:
+            raise FormatError(
+                f"{part.path}: split.no {part.metadata.get('split.no')} of split.count "
+                f"{part.metadata.get('split.count')} found, {number} of {count} expected"
+            )
+        for name, info in part.tensors.items():
+            if name in tensors:
+                raise FormatError(f"{part.path}: tensor {name} is also in {tensors[name].file}")
+            tensors[name] = info
+    total = parts[0].metadata.integer("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise FormatError(f"{path}: split.tensors.count is {total}, but the {count} files hold {len(tensors)} tensors")
+    first = parts[0]
+    return GGUFFile(first.path, tuple(files), first.version, first.alignment, first.metadata, first.kinds, tensors)
+
+
+def _read_file(path: Path) -> GGUFFile:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return _Header(path, file.fileno(), os.fstat(file.fileno()).st_size).parse()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class _Header:
+    """A cursor over the first bytes of a file, read as far as needed."""
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._descriptor = descriptor
+        self._data = bytearray()
+        self._at = 0
+
+    def parse(self) -> GGUFFile:
+        magic = bytes(self._take(min(4, self.size), "magic"))
+        if magic != b"GGUF":
+            raise FormatError(f"{self.path}: starts with {magic!r}, not with b'GGUF'; this is not a GGUF file")
+        version = self._uint32("version")
+        if version & 0xFFFF == 0 and version:
+            raise UnsupportedError(f"{self.path}: is a big-endian GGUF file; only little-endian files are read")
+        if version not in (2, 3):
+            raise UnsupportedError(f"{self.path}: GGUF version {version}; versions 2 and 3 are read")
+        tensor_count = self._count("tensor count", MAX_TENSORS, 33)
+        key_count = self._count("metadata count", MAX_KEYS, 13)
+        metadata: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        for number in range(key_count):
+            key = self._name(f"metadata key {number}")
+            if key in metadata:
+                raise FormatError(f"{self.path}: metadata key {key} appears twice")
+            metadata[key], kinds[key] = self._value(key)
+        alignment = self._alignment(metadata, kinds)
+        tensors = self._tensors(tensor_count, alignment)
+        return GGUFFile(self.path, (self.path,), version, alignment, Metadata(self.path, metadata), kinds, tensors)
+
+    # --- bytes ---
+
+    def _take(self, count: int, what: str) -> memoryview:
+        """The next `count` bytes; `count` is checked against the file before anything is read."""
+        end = self._at + count
+        if end > self.size:
+            raise FileError(
+                f"{self.path}: {what} takes {count} bytes at offset {self._at}, but the file has {self.size} bytes; "
+                "it is truncated or damaged"
+            )
+        if end > len(self._data):
+            self._load(end, what)
+        self._at = end
+        return memoryview(self._data)[end - count : end]
+
+    def _load(self, end: int, what: str) -> None:
+        if end > MAX_HEADER_BYTES:
+            raise FormatError(f"{self.path}: the header ({what}) goes on past {MAX_HEADER_BYTES} bytes; it is damaged")
+        goal = min(self.size, max(end, 2 * len(self._data), 1 << 20), MAX_HEADER_BYTES)
+        data = bytearray(self._data)  # a fresh one: views of the old one may be alive
+        while len(data) < goal:
+            more = os.pread(self._descriptor, goal - len(data), len(data))
+            if not more:
+                raise FileError(f"{self.path}: ends at byte {len(data)} while it is read; {self.size} expected")
+            data += more
+        self._data = data
+
+    def _uint32(self, what: str) -> int:
+        return int.from_bytes(self._take(4, what), "little")
+
+    def _uint64(self, what: str) -> int:
+        return int.from_bytes(self._take(8, what), "little")
+
+    def _count(self, what: str, limit: int, smallest: int) -> int:
+        """A number of items of at least `smallest` bytes each, which must fit into what is left of the file."""
+        count = self._uint64(what)
+        if count > limit or count * smallest > self.size - self._at:
+            raise FormatError(
+                f"{self.path}: {what} is {count}, which at {smallest} or more bytes each does not fit into the "
+                f"{self.size - self._at} bytes that follow, or is above the limit of {limit}"
+            )
+        return count
+
+    def _string(self, what: str, limit: int = MAX_STRING_BYTES) -> bytes:
+        return bytes(self._take(self._count(f"length of {what}", limit, 1), what))
+
+    def _name(self, what: str) -> str:
+        raw = self._string(what, MAX_NAME_BYTES)
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{self.path}: {what} is not UTF-8: {raw[:80]!r}") from error
+        if not name:
+            raise FormatError(f"{self.path}: {what} is empty")
+        return name
+
+    # --- metadata ---
+
+    def _value(self, key: str) -> tuple[Any, str]:
+        code = self._uint32(f"type of {key}")
+        if code == _STRING:
+            return self._string(key).decode("utf-8", "surrogateescape"), "string"
+        if code == _ARRAY:
+            return self._array(key, 0)
+        if code not in _SCALARS:
+            raise FormatError(f"{self.path}: metadata {key} has the unknown value type {code}")
+        kind, layout = _SCALARS[code]
+        value = struct.unpack(layout, self._take(struct.calcsize(layout), key))[0]
+        if kind == "bool":
+            if value > 1:
+                raise FormatError(f"{self.path}: metadata {key} is a bool with value {value}; 0 or 1 is expected")
+            value = bool(value)
+        return value, kind
+
+    def _array(self, key: str, depth: int) -> tuple[Any, str]:
+        code = self._uint32(f"element type of {key}")
+        if code == _STRING:
+            return self._strings(key), "array[string]"
+        if code == _ARRAY:
+            if depth == 3:
+                raise FormatError(f"{self.path}: metadata {key} nests arrays more than 4 deep")
+            count = self._count(f"length of {key}", MAX_KEYS, 12)
+            rows = [self._array(key, depth + 1)[0] for _ in range(count)]
+            return rows, "array[array]"
+        if code not in _SCALARS:
+            raise FormatError(f"{self.path}: metadata {key} is an array of the unknown type {code}")
+        kind, layout = _SCALARS[code]
+        width = struct.calcsize(layout)
+        count = self._count(f"length of {key}", MAX_HEADER_BYTES, width)
+        raw = bytes(self._take(count * width, key))
+        if kind == "bool":
+            flags = np.frombuffer(raw, np.uint8)
+            if flags.size and flags.max() > 1:
+                raise FormatError(f"{self.path}: metadata {key} holds a bool that is neither 0 nor 1")
+            return flags.astype(np.bool_), "array[bool]"
+        return np.frombuffer(raw, np.dtype(kind).newbyteorder("<")), f"array[{kind}]"
+
+    def _strings(self, key: str) -> StringArray:
+        """Walk over the lengths; the bytes themselves are only kept."""
+        count = self._count(f"length of {key}", MAX_HEADER_BYTES, 8)
+        bounds = array("I")
+        start = position = self._at
+        data, loaded, unpack = self._data, len(self._data), _LENGTH.unpack_from
+        for index in range(count):
+            bounds.append(position - start)
+            if position + 8 > loaded:
+                self._at = position
+                self._take(8, f"{key}[{index}]")
+                data, loaded = self._data, len(self._data)
+            length = unpack(data, position)[0]
+            position += 8 + length
+            if position > loaded:
+                self._at = position - length
+                self._take(length, f"{key}[{index}]")
+                data, loaded = self._data, len(self._data)
+        bounds.append(position - start)
+        self._at = position
+        return StringArray(bytes(memoryview(data)[start:position]), np.frombuffer(bounds, np.uint32))
+
+    def _alignment(self, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> int:
+        alignment = metadata.get("general.alignment", 32)
+        if kinds.get("general.alignment", "uint32") != "uint32":
+            raise FormatError(
+                f"{self.path}: general.alignment is of type {kinds['general.alignment']}, uint32 is expected"
+            )
+        if alignment == 0 or alignment & (alignment - 1):
+            raise FormatError(f"{self.path}: general.alignment is {alignment}, a power of two is expected")
+        return int(alignment)
+
+    # --- tensors ---
+
+    def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
+        entries = [self._tensor(number) for number in range(count)]
+        start = self._at + -self._at % alignment
+        tensors: dict[str, TensorInfo] = {}
+        for name, kind, shape, offset, nbytes in entries:
+            if name in tensors:
+                raise FormatError(f"{self.path}: tensor {name} appears twice")
+            if offset % alignment:
+                raise FormatError(
+                    f"{self.path}: tensor {name} has offset {offset}, a multiple of general.alignment {alignment} is "
+                    "expected"
+                )
+            if start + offset + nbytes > self.size:
+                raise FileError(
+                    f"{self.path}: tensor {name} takes {nbytes} bytes at {start + offset}, but the file has "
+                    f"{self.size} bytes; it is truncated or damaged"
+                )
+            tensors[name] = TensorInfo(name, kind, shape, self.path, start + offset, nbytes)
+        self._check_overlap(tensors)
+        return tensors
+
+    def _tensor(self, number: int) -> tuple[str, str, tuple[int, ...], int, int]:
+        name = self._name(f"name of tensor {number}")
+        n_dims = self._uint32(f"n_dims of {name}")
+        if not 1 <= n_dims <= 4:
+            raise FormatError(f"{self.path}: tensor {name} has {n_dims} dimensions, 1 to 4 are expected")
+        *dims, code, offset = struct.unpack(f"<{n_dims}QIQ", self._take(8 * n_dims + 12, f"tensor {name}"))
+        block = BY_CODE.get(code)
+        if block is None:
+            raise UnsupportedError(f"{self.path}: tensor {name} has the unknown block type {code}")
+        if min(dims) < 1 or math.prod(dims) >= 1 << 63:
+            raise FormatError(f"{self.path}: tensor {name} has the impossible dimensions {dims}")
+        if dims[0] % block.values:
+            raise FormatError(
+                f"{self.path}: tensor {name} has rows of {dims[0]} values, a multiple of {block.name}'s block of "
+                f"{block.values} is expected"
+            )
+        return name, block.name, tuple(dims[::-1]), offset, math.prod(dims) // block.values * block.bytes
+
+    def _check_overlap(self, tensors: Mapping[str, TensorInfo]) -> None:
+        ordered = sorted(tensors.values(), key=lambda info: info.offset)
+        for before, after in itertools.pairwise(ordered):
+            if before.offset + before.nbytes > after.offset:
+                raise FormatError(f"{self.path}: the data of tensors {before.name} and {after.name} overlap")
