@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -243,3 +243,23 @@ def save_directory(model: DemoModel, directory: Path) -> None:
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
     tensors = dict(model.published_tensors())
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_directory(directory: Path) -> DemoModel:
+    """Read what `save_directory` wrote into a model in evaluation mode."""
+    tensors = load_file(directory / "model.safetensors")
+    model = DemoModel(Shape())
+    published = dict(model.published_tensors())
+    state = model.state_dict()
+    for name in state:
+        full = name if name.startswith("lm_head") else f"model.{name}"
+        stem, _, last = full.rpartition(".")
+        if full in published:
+            state[name] = tensors[full]
+        else:
+            experts = range(model.shape.experts)
+            state[name] = torch.stack(
+                [tensors[f"{stem}.experts.{e}.{last}.weight"] for e in experts]
+            )
+    model.load_state_dict(state)
+    return model.eval()
