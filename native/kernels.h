@@ -1,7 +1,7 @@
 /* The whole native API on one page: the block types, the activation formats and one function pointer an op.
  * Every file of ops is compiled once per instruction set and fills its part of `struct kernels`; see dispatch.c.
  * Rules: a kernel takes a range and scratch, never allocates, locks, spawns or does I/O, and gives the same
- * bits on every instruction set (vec/README in docs/design.md). */
+ * bits on every instruction set (see docs/design.md). */
 #ifndef COLIBRI_KERNELS_H
 #define COLIBRI_KERNELS_H
 #include <stdbool.h>
@@ -12,8 +12,15 @@ enum { TILE_ROWS = 16, MAX_COLUMNS = 8, ATTENTION_SPLIT = 256 };
 
 /* Activation formats. A_F32 is plain floats. */
 enum activation { A_F32, A_Q32, A_Q256, ACTIVATION_COUNT };
-struct q32_block  { float scale; int32_t sum; int8_t q[32]; };            /* x ~ scale * q; sum of q */
-struct q256_block { float scale; int16_t sums[16]; int8_t q[256]; };      /* sums over each 16 of q */
+/* x ~ scale * q, -127 <= q <= 127; the scale is NaN when a value is not finite. The sums are what the kernels start
+ * from: weights are stored with an offset, which they take off again. */
+struct q32_block  { float scale; int32_t minus_128_sum; int8_t q[32]; };
+struct q256_block {
+    float scale;
+    int16_t sums[8];             /* of 32 q each, in the order 0 2 1 3 4 6 5 7 */
+    int32_t minus_32_sum[16];    /* of 16 q each */
+    int8_t q[256];
+};
 
 enum block_type {
 #define X(name, code, values, bytes, activation, tile) T_##name,
@@ -23,6 +30,10 @@ enum block_type {
 };
 struct type_info { const char *name; int code, values, bytes, activation, tile_bytes; };
 extern const struct type_info type_info[TYPE_COUNT];
+/* From one tile of 16 rows to the next; tiles begin at multiples of 64 bytes. */
+static inline size_t tile_stride(int type, int64_t k) {
+    return ((size_t)(k / type_info[type].values) * (size_t)type_info[type].tile_bytes + 63) / 64 * 64;
+}
 
 /* Gated activations of an expert. */
 enum glu { GLU_SILU, GLU_GELU_TANH, GLU_SWIGLU_OAI, GLU_COUNT };
@@ -34,6 +45,22 @@ enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SOFTMAX_CHOSEN, SCORE_SQRT_SOFT
  * Only rows below `rows` are written. */
 typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int last,
                            const void *const *x, float *const *y, int n, bool accumulate);
+
+/* How the router chooses. */
+struct routing { int experts, k, score; bool renormalize; float scale; const float *bias; };
+
+/* Up to ATTENTION_ROWS query rows against the keys and values of one kv head in one block of the cache.
+ * keys (ATTENTION_SPLIT / 16, key_dim, 16), values (ATTENTION_SPLIT, value_dim); row i sees keys first[i] <= key < last[i].
+ * Writes, for each row, the largest score, the sum of exp(score - max) and that of exp(score - max) * value. */
+enum { ATTENTION_ROWS = 8 };
+struct attention_part {
+    const uint16_t *keys, *values;
+    int key_dim, value_dim, rows;
+    const float *q;              /* packed (key_dim, ATTENTION_ROWS), scaled */
+    const int *first, *last;     /* (rows) */
+    float *out;                  /* (rows, out_stride), out_stride = value_dim rounded up to 16 */
+    float *max, *sum;            /* (rows) */
+};
 
 struct kernels {
     const char *isa;
@@ -50,14 +77,18 @@ struct kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int rotary);  /* one head, half-split pairs */
     void (*add)(float *out, const float *x, int n);
     void (*scale_add)(float *out, const float *x, float scale, int n);           /* out += scale * x */
-    /* router: logits (experts) -> ids, weights (k); scratch of 2 * experts floats */
-    bool (*router)(int32_t *ids, float *weights, const float *logits, const float *bias, float *scratch,
-                   int experts, int k, int score, bool renormalize, float scale);
+    bool (*finite)(const float *x, int64_t n);
+    int (*argmax)(const float *x, int n);                                        /* the first of the largest */
+    /* one token's experts and weights (k) from logits (experts); scratch of 2 * experts + 32 floats */
+    bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
-    void (*kv_append)(uint16_t *keys, uint16_t *values, const float *k, const float *v, int slot, int head_dim);
-    void (*attention_part)(float *out, float *max, float *sum, const float *const *q, int n, const int *visible,
-                           const uint16_t *const *key_blocks, const uint16_t *const *value_blocks,
-                           int block_tokens, int first, int head_dim, float scale, float *scratch);
+    void (*kv_append)(uint16_t *keys, uint16_t *values, const float *k, const float *v, int slot, int key_dim,
+                      int value_dim);
+    void (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale);
+    void (*attention_part)(const struct attention_part *part, float *scratch);
+    void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,
+                            int dim);
+    void (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);
 };
 extern const struct kernels *kernels; /* the chosen table */
 #endif

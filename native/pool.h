@@ -1,9 +1,12 @@
 /* Persistent threads. pool.c is the only file that knows threads exist. */
 #ifndef COLIBRI_POOL_H
 #define COLIBRI_POOL_H
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { POOL_MAX_THREADS = 256 };
 
@@ -29,6 +32,11 @@ void pool_run(pool_function *function, void *context);
  * from a counter (pool_next), never from `thread`. Use it wherever work is taken from a counter. */
 void pool_share(pool_function *function, void *context);
 
+#ifdef __cplusplus
+}
+#else
+#include <stdatomic.h>
 /* The next item of a shared counter that starts at 0. */
 static inline int pool_next(atomic_int *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+#endif
 #endif

@@ -5,11 +5,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct routing; /* kernels.h */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { REGION_NO_MEMORY = -2, REGION_BAD_ID = -5 };
+enum { REGION_NO_MEMORY = -2 };
 
 struct matrix { const void *tiles; int type, rows, k; }; /* a tiled weight; type is an enum block_type */
 
@@ -42,6 +44,8 @@ int region_attention(float *out, const float *q, const struct cache *cache, cons
 void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch);
 void region_rope(float *x, int heads, int head_dim, const float *cosine, const float *sine, int rotary,
                  const struct batch *batch);
+/* ids, weights (n, k) from logits (n, experts); false: a logit is not finite. */
+bool region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps);
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);

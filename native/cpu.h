@@ -1,0 +1,7 @@
+/* What this processor and its operating system can run. */
+#ifndef COLIBRI_CPU_H
+#define COLIBRI_CPU_H
+#include <stdbool.h>
+
+bool cpu_has(const char *isa); /* "portable", "avx2", "avx512_vnni" */
+#endif

@@ -1,0 +1,341 @@
+/* Persistent threads that spin, then yield, then sleep.
+ *
+ * A region is published by changing `state`: the region's number, how many workers joined it, and whether it is open. A
+ * worker that sees a new number joins, runs the function and reports back. pool_share closes the region as soon as the
+ * caller has run out of work, so a worker that the system has not scheduled yet delays nobody: that keeps more threads
+ * than processors, and two engines on one machine, from collapsing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SPIN_NS = 30000, YIELD_NS = 500000 }; /* longer than the gaps inside a decode step, shorter than a human notices */
+#define OPEN ((uint64_t)1)
+#define JOIN ((uint64_t)2)
+#define REGION ((uint64_t)1 << 32)
+
+static struct {
+    _Alignas(64) _Atomic uint64_t state; /* REGION * number + JOIN * workers that joined + OPEN */
+    _Alignas(64) atomic_uint finished;   /* workers that reported back */
+    _Alignas(64) atomic_int sleepers;
+    atomic_bool caller_sleeps, stop;
+    unsigned first; /* the region before the first that the workers take part in */
+    pool_function *function;
+    void *context;
+    int threads; /* asked for; workers are threads - 1 */
+    int started; /* workers that run */
+    int cpus;
+    bool oversubscribed;
+    pthread_t worker[POOL_MAX_THREADS];
+    pthread_mutex_t sleep_lock;
+    pthread_cond_t wake, done;
+    pthread_mutex_t lock; /* held for a region, with its scratch */
+    uint8_t *scratch;
+    size_t scratch_bytes;
+} pool = {
+    .sleep_lock = PTHREAD_MUTEX_INITIALIZER,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .wake = PTHREAD_COND_INITIALIZER,
+    .done = PTHREAD_COND_INITIALIZER,
+};
+static _Thread_local int lock_depth;
+
+/* ---- how many processors ------------------------------------------------------------------------------------ */
+
+static int affinity_cpus(void) {
+#ifdef __linux__
+    for (int bits = 1024; bits <= 1 << 20; bits *= 4) {
+        cpu_set_t *set = CPU_ALLOC(bits);
+        size_t bytes = CPU_ALLOC_SIZE(bits);
+        int count = set && !sched_getaffinity(0, bytes, set) ? CPU_COUNT_S(bytes, set) : 0;
+        CPU_FREE(set);
+        if (count) return count;
+    }
+#endif
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+/* Processors' worth of time that one cgroup allows, 0 when it sets no limit or is not there. */
+static double quota_of(const char *root, const char *group, bool v2) {
+    char path[4352];
+    double quota = 0, period = 0;
+    snprintf(path, sizeof path, "%s%s/%s", root, group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    int found = fscanf(file, v2 ? "%lf %lf" : "%lf", &quota, &period); /* "max" does not parse as a number */
+    fclose(file);
+    if (v2) return found == 2 && period > 0 ? quota / period : 0;
+    snprintf(path, sizeof path, "%s%s/cpu.cfs_period_us", root, group);
+    file = found == 1 && quota > 0 ? fopen(path, "r") : NULL;
+    if (!file) return 0;
+    found = fscanf(file, "%lf", &period);
+    fclose(file);
+    return found == 1 && period > 0 ? quota / period : 0;
+}
+
+/* The smallest quota of a cgroup and its parents. */
+static double quota_up(const char *root, char *group, bool v2) {
+    double least = 0;
+    for (;;) {
+        double quota = quota_of(root, group, v2);
+        if (quota > 0 && (least == 0 || quota < least)) least = quota;
+        char *slash = strrchr(group, '/');
+        if (!slash) return least;
+        *slash = 0;
+    }
+}
+
+static bool lists(const char *controllers, const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = controllers; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
+        if (!strncmp(at, name, length) && (at[length] == ',' || !at[length])) return true;
+    return false;
+}
+
+static double cgroup_quota(void) {
+    FILE *file = fopen("/proc/self/cgroup", "r"); /* lines "number:controllers:group" */
+    if (!file) return 0;
+    char line[4096];
+    double least = 0;
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group) continue;
+        *group++ = 0;
+        controllers++;
+        double quota = 0;
+        if (!*controllers) quota = quota_up("/sys/fs/cgroup", group, true);
+        else if (lists(controllers, "cpu")) quota = quota_up("/sys/fs/cgroup/cpu", group, false);
+        if (quota > 0 && (least == 0 || quota < least)) least = quota;
+    }
+    fclose(file);
+    return least;
+}
+
+int pool_cpus(void) {
+    int cpus = affinity_cpus();
+    double quota = cgroup_quota();
+    if (quota > 0 && quota < cpus) cpus = (int)quota; /* a fraction more would be throttled in the middle of a region */
+    return cpus < 1 ? 1 : cpus;
+}
+
+/* ---- waiting -------------------------------------------------------------------------------------------------- */
+
+static inline void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static unsigned region_number(void) { return (unsigned)(atomic_load(&pool.state) >> 32); }
+
+static inline bool is_new_region(unsigned seen) { return region_number() != seen; }
+
+static inline bool is_finished(unsigned joined) {
+    return atomic_load_explicit(&pool.finished, memory_order_acquire) == joined;
+}
+
+/* Spins, then gives way to others, until ready(value). False: it lasts, so sleep. */
+static inline bool wait_awake(bool (*ready)(unsigned), unsigned value) {
+    int64_t start = now_ns();
+    int64_t spin = pool.oversubscribed ? 0 : SPIN_NS, give_up = pool.oversubscribed ? SPIN_NS : YIELD_NS;
+    for (;;) {
+        for (int i = 0; i < 32; i++) {
+            if (ready(value)) return true;
+            relax();
+        }
+        int64_t waited = now_ns() - start;
+        if (waited > give_up) return false;
+        if (waited >= spin) sched_yield();
+    }
+}
+
+static void sleep_until_new_region(unsigned seen) {
+    pthread_mutex_lock(&pool.sleep_lock);
+    atomic_fetch_add(&pool.sleepers, 1);
+    while (region_number() == seen) pthread_cond_wait(&pool.wake, &pool.sleep_lock);
+    atomic_fetch_sub(&pool.sleepers, 1);
+    pthread_mutex_unlock(&pool.sleep_lock);
+}
+
+static void sleep_until_finished(unsigned joined) {
+    pthread_mutex_lock(&pool.sleep_lock);
+    atomic_store(&pool.caller_sleeps, true);
+    while (atomic_load(&pool.finished) != joined) pthread_cond_wait(&pool.done, &pool.sleep_lock);
+    atomic_store(&pool.caller_sleeps, false);
+    pthread_mutex_unlock(&pool.sleep_lock);
+}
+
+/* ---- workers -------------------------------------------------------------------------------------------------- */
+
+/* Joins the region in progress if it is open and not `seen`; `seen` becomes its number. */
+static bool join_region(unsigned *seen) {
+    uint64_t state = atomic_load(&pool.state);
+    while (state & OPEN && (unsigned)(state >> 32) != *seen) {
+        if (!atomic_compare_exchange_weak(&pool.state, &state, state + JOIN)) continue;
+        *seen = (unsigned)(state >> 32);
+        return true;
+    }
+    *seen = (unsigned)(state >> 32);
+    return false;
+}
+
+static void report_back(void) {
+    atomic_fetch_add(&pool.finished, 1);
+    if (!atomic_load(&pool.caller_sleeps)) return;
+    pthread_mutex_lock(&pool.sleep_lock);
+    pthread_cond_signal(&pool.done);
+    pthread_mutex_unlock(&pool.sleep_lock);
+}
+
+static void *work(void *argument) {
+    int thread = (int)(intptr_t)argument;
+    unsigned seen = pool.first;
+    for (;;) {
+        if (!wait_awake(is_new_region, seen)) sleep_until_new_region(seen);
+        if (atomic_load(&pool.stop)) return NULL;
+        if (!join_region(&seen)) continue;
+        pool.function(pool.context, thread, pool.threads);
+        report_back();
+    }
+}
+
+static void wake_sleepers(int wanted) {
+    int sleepers = atomic_load(&pool.sleepers);
+    if (!sleepers) return;
+    pthread_mutex_lock(&pool.sleep_lock);
+    if (wanted >= sleepers) pthread_cond_broadcast(&pool.wake);
+    else
+        for (int i = 0; i < wanted; i++) pthread_cond_signal(&pool.wake);
+    pthread_mutex_unlock(&pool.sleep_lock);
+}
+
+static void stop_workers(void) {
+    atomic_store(&pool.stop, true);
+    atomic_fetch_add(&pool.state, REGION);
+    wake_sleepers(POOL_MAX_THREADS);
+    for (int i = 0; i < pool.started; i++) pthread_join(pool.worker[i], NULL);
+    atomic_store(&pool.stop, false);
+    pool.started = 0;
+}
+
+/* Signals stay with the threads that Python knows. */
+static void start_workers(void) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pool.first = region_number();
+    while (pool.started < pool.threads - 1 &&
+           !pthread_create(&pool.worker[pool.started], NULL, work, (void *)(intptr_t)(pool.started + 1)))
+        pool.started++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pool.threads = pool.started + 1; /* fewer when the system refuses more */
+}
+
+/* ---- the life of the pool ------------------------------------------------------------------------------------- */
+
+/* The child of a fork has no workers and whatever locks others held. */
+static void after_fork(void) {
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_mutex_init(&pool.sleep_lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    atomic_store(&pool.state, 0);
+    atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.caller_sleeps, false);
+    pool.started = 0;
+    lock_depth = 0;
+}
+
+__attribute__((constructor)) static void prepare(void) {
+    pthread_atfork(NULL, NULL, after_fork);
+    pool.threads = pool.cpus = pool_cpus();
+    if (pool.threads > POOL_MAX_THREADS) pool.threads = POOL_MAX_THREADS;
+}
+
+/* A region that a daemon thread still runs at exit is left alone. */
+__attribute__((destructor)) static void finish(void) {
+    if (pthread_mutex_trylock(&pool.lock)) return;
+    if (pool.started) stop_workers();
+    pthread_mutex_unlock(&pool.lock);
+}
+
+void pool_lock(void) {
+    if (!lock_depth++) pthread_mutex_lock(&pool.lock);
+}
+
+void pool_unlock(void) {
+    if (!--lock_depth) pthread_mutex_unlock(&pool.lock);
+}
+
+int pool_threads(void) { return pool.threads; }
+
+void pool_set_threads(int threads) {
+    pool_lock();
+    if (pool.started) stop_workers();
+    pool.threads = threads < 1 ? 1 : threads > POOL_MAX_THREADS ? POOL_MAX_THREADS : threads;
+    pool.cpus = pool_cpus();
+    pool.oversubscribed = pool.threads > pool.cpus;
+    pool_unlock();
+}
+
+void *pool_scratch(size_t bytes) {
+    if (bytes <= pool.scratch_bytes) return pool.scratch;
+    size_t wanted = (bytes + bytes / 4 + 4095) & ~(size_t)4095;
+    uint8_t *fresh = aligned_alloc(64, wanted);
+    if (!fresh) return NULL;
+    free(pool.scratch);
+    pool.scratch = fresh;
+    pool.scratch_bytes = wanted;
+    return fresh;
+}
+
+/* ---- regions -------------------------------------------------------------------------------------------------- */
+
+static void wait_for_all(unsigned joined) {
+    if (!wait_awake(is_finished, joined)) sleep_until_finished(joined);
+}
+
+static void run_region(pool_function *function, void *context, bool everyone) {
+    pool.function = function;
+    pool.context = context;
+    atomic_store_explicit(&pool.finished, 0, memory_order_relaxed);
+    uint64_t number = (uint64_t)(region_number() + 1) << 32; /* wraps after 2^32 regions */
+    atomic_store(&pool.state, number | OPEN);
+    wake_sleepers(everyone || pool.threads <= pool.cpus ? pool.threads - 1 : pool.cpus - 1);
+    function(context, 0, pool.threads);
+    if (everyone) wait_for_all((unsigned)pool.threads - 1);
+    uint64_t last = atomic_fetch_and(&pool.state, ~OPEN);
+    if (!everyone) wait_for_all((unsigned)((last & (REGION - 1)) / JOIN));
+}
+
+static void region(pool_function *function, void *context, bool everyone) {
+    pool_lock();
+    if (pool.started < pool.threads - 1) start_workers();
+    if (pool.threads == 1) function(context, 0, 1);
+    else run_region(function, context, everyone);
+    pool_unlock();
+}
+
+void pool_run(pool_function *function, void *context) { region(function, context, true); }
+
+void pool_share(pool_function *function, void *context) { region(function, context, false); }

@@ -1,0 +1,78 @@
+"""The arithmetic of the engine: tensors in native memory and the ops on them.
+
+The only importer of the native module. `reference.py` says in numpy what each op computes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from colibri.errors import ArgumentError, UnsupportedError
+
+from . import _native
+from ._native import (
+    KV_BLOCK,
+    Batch,
+    ExpertTable,
+    Memory,
+    Tensor,
+    add,
+    argmax,
+    attention,
+    combine,
+    cpus,
+    dequantize,
+    embed,
+    finite,
+    isa,
+    isas,
+    kv_append,
+    matmul,
+    moe,
+    norm,
+    rope,
+    router,
+    set_threads,
+    tensor,
+    threads,
+    tile,
+    tiled_bytes,
+)
+
+__all__ = [
+    "BLOCK_TYPES", "KV_BLOCK", "Batch", "BlockType", "ExpertTable", "Memory", "Tensor", "add", "argmax", "attention",
+    "combine", "cpus", "dequantize", "embed", "finite", "isa", "isas", "kv_append", "matmul", "moe", "norm", "rope",
+    "router", "set_threads", "tensor", "threads", "tile", "tiled_bytes",
+]  # fmt: skip
+
+
+class BlockType(NamedTuple):
+    """A block format: GGUF's type code, values and bytes a block, bytes of a block column in a tile of 16 rows."""
+
+    name: str
+    code: int
+    values: int
+    bytes: int
+    tile_bytes: int
+    activation: str  # format of the other factor in fast mode: "f32", "q32", "q256"
+
+
+BLOCK_TYPES: dict[str, BlockType] = {entry[0]: BlockType(*entry) for entry in _native.block_types()}
+
+
+def _configure() -> None:
+    """Obey COLIBRI_ISA and COLIBRI_THREADS; both change speed only."""
+    if name := os.environ.get("COLIBRI_ISA"):
+        try:
+            _native.use_isa(name)
+        except ValueError as error:
+            raise UnsupportedError(f"COLIBRI_ISA: {error}") from None
+    if count := os.environ.get("COLIBRI_THREADS"):
+        try:
+            set_threads(int(count))
+        except ValueError as error:
+            raise ArgumentError(f"COLIBRI_THREADS={count!r}: {error}") from None
+
+
+_configure()
