@@ -145,7 +145,7 @@ def random_tensor(rng: np.random.Generator, tensor: TensorSpec, deviation: float
         left -= count
 
 
-# --- quantisation mixes ------------------------------------------------------------------------------------------------
+# --- quantisation mixes ---
 
 
 def _more_bits(layer: int, layers: int) -> bool:
@@ -179,7 +179,7 @@ MIXES: dict[str, tuple[int, Callable[[str, int, Shape], str]]] = {  # name -> (g
 }
 
 
-# --- the model ---------------------------------------------------------------------------------------------------------
+# --- the model ---
 
 
 @dataclass(frozen=True)

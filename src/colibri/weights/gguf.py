@@ -61,6 +61,10 @@ class StringArray(Sequence[str]):
         index %= len(self)
         return self._data[int(self._bounds[index]) + 8 : int(self._bounds[index + 1])]
 
+    def tobytes(self) -> bytes:
+        """The whole array as it lies in the file: every string with its length in front."""
+        return self._data
+
     def __len__(self) -> int:
         return len(self._bounds) - 1
 

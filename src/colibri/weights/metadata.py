@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from colibri.errors import FormatError
 
 _REQUIRED: Final = object()
+_LARGEST: Final = 1e300  # also refuses NaN, infinities and integers that no float holds
 
 
 class Metadata(Mapping[str, Any]):
@@ -43,14 +43,14 @@ class Metadata(Mapping[str, Any]):
         value = self._get(key, default)
         if type(value) is not int:
             raise self._mismatch(key, value, "an integer")
-        if value is not default and not low <= value <= high:
+        if key in self._values and not low <= value <= high:
             raise FormatError(f"{self.source}: {key} is {value}, {low} to {high} is expected")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite number, integer or float."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:
             raise self._mismatch(key, value, "a finite number")
         return float(value)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from colibri.errors import FormatError
 from colibri.weights.block_types import row_bytes
 
 RowOrder = Literal["plain", "interleaved_pairs"]
@@ -53,3 +54,12 @@ class TensorInfo:
             nbytes=nbytes,
             expert_stride=None,
         )
+
+    def halves(self, first: str, second: str) -> tuple[TensorInfo, TensorInfo]:
+        """The first and the second half of every expert's rows of a merged (experts, 2 * rows, k) tensor."""
+        if len(self.shape) != 3 or self.shape[1] % 2:
+            raise FormatError(f"{self.file}: {self.name} has shape {self.shape}, (experts, 2 * rows, k) is expected")
+        experts, rows, k = self.shape
+        stride = rows * self.row_bytes if self.expert_stride is None else self.expert_stride
+        part = replace(self, name=first, shape=(experts, rows // 2, k), nbytes=self.nbytes // 2, expert_stride=stride)
+        return part, replace(part, name=second, offset=self.offset + rows // 2 * self.row_bytes)

@@ -1,0 +1,238 @@
+"""One view of every checkpoint: GGUF files (single or split) and Hugging Face directories, in GGUF's vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.ops import BLOCK_TYPES
+from colibri.weights.file_reader import FileReader
+from colibri.weights.gguf import StringArray, read_gguf
+from colibri.weights.huggingface import read_huggingface
+from colibri.weights.metadata import Metadata
+from colibri.weights.tensor_info import TensorInfo
+
+MAX_LAYERS: Final = 1024
+INTERLEAVED: Final = {"llama": ("attn_q", "attn_k"), "granitemoe": ("attn_q", "attn_k")}
+"""GGUF architectures whose q and k rows are stored for rope on adjacent pairs."""
+_ANY: Final = -1
+
+
+class ExpertTensors(NamedTuple):
+    """The (rows, k) ranges of every expert of one layer."""
+
+    gate: tuple[TensorInfo, ...]
+    up: tuple[TensorInfo, ...]
+    down: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's metadata and where its tensors are; nothing of the tensors is in memory.
+
+    metadata and tensors use GGUF's names whatever the files are. tokenizer_source is the tokenizer.json of a
+    directory, or the metadata of a GGUF file.
+    """
+
+    path: Path
+    format: Literal["gguf", "huggingface"]
+    name: str
+    architecture: str
+    metadata: Metadata
+    tensors: Mapping[str, TensorInfo]
+    tokenizer_source: Path | Metadata
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.metadata.integer(self.key("block_count"), low=1, high=MAX_LAYERS)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold tensors, in the order of their names."""
+        return tuple(sorted({info.file for info in self.tensors.values()}))
+
+    def key(self, name: str) -> str:
+        """`name` with the architecture in front, as most metadata keys have it."""
+        return f"{self.architecture}.{name}"
+
+    def require(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The tensor `name`, which must have this shape (-1: any size). Raises FormatError, UnsupportedError."""
+        info = self.optional(name, shape)
+        if info is None:
+            raise FormatError(f"{self.path}: the tensor {name} of shape {shape} is missing")
+        return info
+
+    def optional(self, name: str, shape: tuple[int, ...]) -> TensorInfo | None:
+        """As `require`, but None when there is no such tensor."""
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        fits = len(info.shape) == len(shape) and all(
+            wanted in (_ANY, found) for wanted, found in zip(shape, info.shape, strict=True)
+        )
+        if not fits:
+            raise FormatError(f"{info.file}: tensor {name} has shape {info.shape}, {shape} is expected")
+        if info.type not in BLOCK_TYPES:
+            raise UnsupportedError(
+                f"{info.file}: tensor {name} is of type {info.type}; {', '.join(BLOCK_TYPES)} are run. "
+                "Use a file in another quantisation"
+            )
+        return info
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer has a router and experts (a dense layer has neither)."""
+        return f"blk.{layer}.ffn_gate_inp.weight" in self.tensors
+
+    def experts(self, layer: int) -> ExpertTensors:
+        """Where the routed experts of a layer are, merged in one tensor or stored one by one, with shapes checked."""
+        hidden = self.metadata.integer(self.key("embedding_length"), low=1)
+        width = self.metadata.integer(self.key("feed_forward_length"), 0)
+        width = self.metadata.integer(self.key("expert_feed_forward_length"), width, low=1)
+        return ExpertTensors(
+            gate=self._projection(layer, "gate", (width, hidden)),
+            up=self._projection(layer, "up", (width, hidden)),
+            down=self._projection(layer, "down", (hidden, width)),
+        )
+
+    def _projection(self, layer: int, projection: str, shape: tuple[int, int]) -> tuple[TensorInfo, ...]:
+        count = self.metadata.integer(self.key("expert_count"), low=1)
+        merged = f"blk.{layer}.ffn_{projection}_exps.weight"
+        single = f"blk.{layer}.ffn_{projection}.{{}}.weight"
+        if merged not in self.tensors and single.format(0) in self.tensors:
+            return tuple(self.require(single.format(expert), shape) for expert in range(count))
+        info = self.require(merged, (count, *shape))
+        return tuple(info.expert(expert) for expert in range(count))
+
+    def fingerprint(self) -> str:
+        """A hash of metadata, tensor table, file sizes and a little of each of 64 tensors; costs milliseconds.
+
+        Equal for a copy of the files. Raises FileError when they cannot be read.
+        """
+        digest = hashlib.sha256()
+        for key in sorted(self.metadata):
+            value = self.metadata[key]
+            if isinstance(value, np.ndarray | StringArray):
+                value = value.tobytes()
+            digest.update(f"{key}={value!r}\n".encode("utf-8", "surrogateescape"))
+        for info in self.tensors.values():
+            digest.update(f"{info.name} {info.type} {info.shape} {info.file.name} {info.offset}\n".encode())
+        for file in self.files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        ordered = sorted(self.tensors.values(), key=lambda info: info.name)
+        with FileReader() as reader:
+            for info in ordered[:: max(1, len(ordered) // 64)]:
+                sample = bytearray(min(256, info.row_bytes))
+                reader.read_into(info.file, info.offset, sample)
+                digest.update(sample)
+        return digest.hexdigest()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a .gguf file, any file of a split, or a directory with config.json and safetensors.
+
+    Raises FileError, FormatError or UnsupportedError naming the file and the key or tensor at fault.
+    """
+    path = Path(path)
+    try:
+        is_directory = path.is_dir()
+        exists = is_directory or path.exists()
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    if not exists:
+        raise FileError(f"{path}: no such file; give a .gguf file or a directory with config.json and safetensors")
+    checkpoint = _open_directory(path) if is_directory else _open_gguf(path)
+    _check(checkpoint)
+    return checkpoint
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    if not (path / "config.json").exists():
+        inside = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; give one of the files {', '.join(inside[:5])}" if inside else ""
+        raise FileError(f"{path}: holds no config.json, so it is not a model's directory{hint}")
+    metadata, tensors = read_huggingface(path)
+    name, architecture = metadata.text("general.name"), metadata.text("general.architecture")
+    return Checkpoint(path, "huggingface", name, architecture, metadata, tensors, path / "tokenizer.json")
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = read_gguf(path)
+    metadata = file.metadata
+    architecture = metadata.text("general.architecture")
+    kind = metadata.text("general.type", "model")
+    if kind != "model":
+        raise UnsupportedError(f"{path}: general.type is {kind!r}; a model is expected")
+    name = metadata.text("general.name", path.stem)
+    tensors = _with_row_order(architecture, metadata, _with_split_gate_up(file.tensors))
+    return Checkpoint(path, "gguf", name, architecture, metadata, tensors, metadata)
+
+
+def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Tensors that hold gate and up of every expert become two views."""
+    result: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        block, merged, rest = name.partition("ffn_gate_up_exps.weight")
+        if merged and not rest:
+            for view in info.halves(f"{block}ffn_gate_exps.weight", f"{block}ffn_up_exps.weight"):
+                if view.name in tensors:
+                    raise FormatError(f"{info.file}: holds both {name} and {view.name}")
+                result[view.name] = view
+        else:
+            result[name] = info
+    return result
+
+
+def _with_row_order(architecture: str, metadata: Metadata, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Mark the tensors whose rows are stored for rope on adjacent pairs."""
+    parts = INTERLEAVED.get(architecture)
+    if parts is None:
+        return tensors
+    heads = metadata.integer(f"{architecture}.attention.head_count", low=1)
+    hidden = metadata.integer(f"{architecture}.embedding_length", low=1)
+    head_rows = metadata.integer(f"{architecture}.attention.key_length", hidden // heads, low=1)
+    rotary = metadata.integer(f"{architecture}.rope.dimension_count", head_rows)
+    if rotary != head_rows or head_rows % 2:
+        raise UnsupportedError(
+            f"{metadata.source}: {architecture}.rope.dimension_count is {rotary} of a head of {head_rows}; "
+            f"for {architecture} rope over whole heads of even size is run"
+        )
+    pattern = re.compile(rf"blk\.\d+\.({'|'.join(parts)})\.(weight|bias)")
+    for name, info in tensors.items():
+        if pattern.fullmatch(name):
+            if info.shape[0] % head_rows:
+                raise FormatError(
+                    f"{info.file}: tensor {name} has {info.shape[0]} rows, not whole heads of {head_rows}"
+                )
+            tensors[name] = replace(info, row_order="interleaved_pairs", head_rows=head_rows)
+    return tensors
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """What holds for every model here: it is a Mixture of Experts, and its layers are there in the right shapes."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    if key("expert_count") not in metadata:
+        raise UnsupportedError(
+            f"{checkpoint.path}: {key('expert_count')} is missing, so this is a dense model; this engine is for "
+            "Mixture-of-Experts models"
+        )
+    experts = metadata.integer(key("expert_count"), low=1, high=1 << 16)
+    metadata.integer(key("expert_used_count"), low=1, high=experts)
+    hidden = metadata.integer(key("embedding_length"), low=1)
+    checkpoint.require("token_embd.weight", (metadata.integer(key("vocab_size"), _ANY, low=1), hidden))
+    checkpoint.require("output_norm.weight", (hidden,))
+    routed = [layer for layer in range(checkpoint.layers) if checkpoint.is_moe(layer)]
+    for layer in range(checkpoint.layers):
+        checkpoint.require(f"blk.{layer}.attn_norm.weight", (hidden,))
+    for layer in routed:
+        checkpoint.require(f"blk.{layer}.ffn_gate_inp.weight", (experts, hidden))
+        checkpoint.experts(layer)
+    if not routed:
+        raise FormatError(f"{checkpoint.path}: no layer has a router (blk.0.ffn_gate_inp.weight)")

@@ -1,0 +1,331 @@
+"""Hugging Face directories in GGUF's words: config.json becomes metadata keys, tensors get their GGUF names.
+
+What differs between architectures is in the table FAMILIES; a new architecture is a new entry.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from colibri.errors import FormatError, UnsupportedError
+from colibri.weights.json_file import read_object
+from colibri.weights.metadata import Metadata
+from colibri.weights.safetensors import SafeTensor, read_directory, supported
+from colibri.weights.tensor_info import TensorInfo
+
+_REQUIRED: Final = object()
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of config.json and the metadata key it becomes. `names` are the names it has had."""
+
+    key: str
+    names: tuple[str, ...]
+    kind: str = "integer"  # the getter of Metadata
+    default: Any = _REQUIRED  # None: no key when the field is absent
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one model_type is translated.
+
+    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection.
+    expects: fields that must have one of these values where they are given, because nothing else is implemented.
+    dense_layers: config -> the layers without experts.
+    """
+
+    architecture: str
+    experts_module: str
+    keys: tuple[Key, ...]
+    experts: Mapping[str, str]
+    layer: Mapping[str, str]
+    theta: float
+    always: Mapping[str, Any] = field(default_factory=dict)
+    expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    dense_layers: Callable[[Metadata, int], set[int]] = lambda config, layers: set()
+
+
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
+_DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+_NAMED_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+_NUMBERED_EXPERTS = {"w1": "gate", "w3": "up", "w2": "down"}
+_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")  # computed, stored by old versions
+
+_COMMON_KEYS = (
+    Key("block_count", ("num_hidden_layers",)),
+    Key("context_length", ("max_position_embeddings",)),
+    Key("embedding_length", ("hidden_size",)),
+    Key("vocab_size", ("vocab_size",)),
+    Key("attention.head_count", ("num_attention_heads",)),
+    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "number"),
+    Key("expert_count", ("num_local_experts", "num_experts", "n_routed_experts")),
+    Key("expert_used_count", ("num_experts_per_tok",)),
+)
+_WINDOW = Key("attention.sliding_window", ("sliding_window",), default=None)
+
+
+def _one_width(*names: str) -> tuple[Key, ...]:
+    return Key("feed_forward_length", names), Key("expert_feed_forward_length", names)
+
+
+def _sparse_step(config: Metadata, layers: int) -> set[int]:
+    step = config.integer("decoder_sparse_step", 1, low=1)
+    only_dense = config.get("mlp_only_layers", [])
+    if not isinstance(only_dense, list) or not all(type(layer) is int for layer in only_dense):
+        raise FormatError(f"{config.source}: mlp_only_layers is {only_dense!r:.80}, a list of layers is expected")
+    return {layer for layer in range(layers) if layer in only_dense or (layer + 1) % step}
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "mixtral": Family(
+        architecture="llama",
+        experts_module="block_sparse_moe.experts",
+        keys=(*_COMMON_KEYS, *_one_width("intermediate_size"), _WINDOW),
+        experts=_NUMBERED_EXPERTS,
+        layer=_ATTENTION | {"block_sparse_moe.gate": "ffn_gate_inp"},
+        theta=1e6,
+        always={"expert_weights_norm": True},
+        expects={"hidden_act": ("silu",)},
+    ),
+    "qwen3_moe": Family(
+        architecture="qwen3moe",
+        experts_module="mlp.experts",
+        keys=(
+            *_COMMON_KEYS,
+            Key("feed_forward_length", ("intermediate_size",)),
+            Key("expert_feed_forward_length", ("moe_intermediate_size",)),
+            Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
+        ),
+        experts=_NAMED_EXPERTS,
+        layer=_ATTENTION | _DENSE | {"mlp.gate": "ffn_gate_inp"},
+        theta=1e4,
+        expects={"hidden_act": ("silu",), "use_sliding_window": (False,)},
+        dense_layers=_sparse_step,
+    ),
+    "olmoe": Family(
+        architecture="olmoe",
+        experts_module="mlp.experts",
+        keys=(
+            *_COMMON_KEYS,
+            *_one_width("intermediate_size"),
+            Key("attention.clamp_kqv", ("clip_qkv",), "number", None),
+            Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
+        ),
+        experts=_NAMED_EXPERTS,
+        layer=_ATTENTION | {"mlp.gate": "ffn_gate_inp"},
+        theta=1e4,
+        expects={"hidden_act": ("silu",)},
+    ),
+}
+
+
+def read_huggingface(directory: Path) -> tuple[Metadata, dict[str, TensorInfo]]:
+    """Metadata and tensors of a directory with config.json and safetensors, in GGUF's vocabulary.
+
+    Raises FileError, FormatError or UnsupportedError naming the file and the field or tensor.
+    """
+    path = directory / "config.json"
+    values = {name: value for name, value in read_object(path).items() if value is not None}
+    config = Metadata(path, values)
+    family = _family(config)
+    metadata = _metadata(config, family, directory.resolve().name)
+    tensors = _tensors(config, family, read_directory(directory))
+    _check_layers(config, family, metadata, tensors)
+    return metadata, tensors
+
+
+def _family(config: Metadata) -> Family:
+    model_type = config.text("model_type")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        experts = any(name in config for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+        why = (
+            "not an architecture that is read"
+            if experts
+            else "not a Mixture-of-Experts model, which this engine is for"
+        )
+        raise UnsupportedError(f"{config.source}: model_type {model_type!r} is {why}; known: {', '.join(FAMILIES)}")
+    if "quantization_config" in config:
+        method = config["quantization_config"]
+        method = method.get("quant_method") if isinstance(method, dict) else method
+        raise UnsupportedError(
+            f"{config.source}: quantization_config {method!r:.80}: quantised safetensors are not read; "
+            "use the unquantised checkpoint or a GGUF file"
+        )
+    for name, allowed in family.expects.items():
+        if name in config and config[name] not in allowed:
+            wanted = " or ".join(map(repr, allowed))
+            raise UnsupportedError(f"{config.source}: {name} is {config[name]!r:.80}; for {model_type} {wanted} is run")
+    return family
+
+
+# --- config.json -> metadata ---
+
+
+def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
+    values: dict[str, Any] = {}
+    for key in family.keys:
+        found = next((name for name in key.names if name in config), key.names[0])
+        if found in config or key.default is _REQUIRED:
+            values[key.key] = getattr(config, key.kind)(found)
+        elif key.default is not None:
+            values[key.key] = key.default
+    heads, hidden = values["attention.head_count"], values["embedding_length"]
+    if heads < 1 or ("head_dim" not in config and hidden % heads):
+        raise FormatError(f"{config.source}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    head_dim = config.integer("head_dim", hidden // heads, low=1, high=1 << 16)
+    values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
+    values["attention.key_length"] = values["attention.value_length"] = head_dim
+    values |= _rope(config, family, head_dim, values["context_length"]) | dict(family.always)
+    general = {"general.architecture": family.architecture, "general.name": name, "general.type": "model"}
+    return Metadata(config.source, general | {f"{family.architecture}.{key}": value for key, value in values.items()})
+
+
+def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict[str, Any]:
+    """Rope keys from rope_parameters (transformers 5) or rope_theta and rope_scaling (before).
+
+    The types "llama3" and "dynamic" and the keys low_freq_factor and high_freq_factor are not in GGUF's vocabulary
+    (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
+    """
+    given = config.get("rope_parameters", config.get("rope_scaling", {}))
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise FormatError(f"{config.source}: rope_parameters is {given!r:.80}, an object is expected")
+    rope = Metadata(config.source, {name: value for name, value in given.items() if value is not None})
+    theta = rope.number("rope_theta", config.number("rope_theta", family.theta))
+    part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    keys = {"rope.freq_base": theta, "rope.dimension_count": int(head_dim * part)}
+    kind = rope.text("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return keys
+    if kind not in _SCALINGS:
+        raise UnsupportedError(
+            f"{config.source}: rope_type {kind!r} is not run; known: default, {', '.join(_SCALINGS)}"
+        )
+    scaling = {"type": kind, "factor": rope.number("factor")} | _SCALINGS[kind](rope, context)
+    return keys | {f"rope.scaling.{name}": value for name, value in scaling.items()}
+
+
+def _original_context(rope: Metadata, context: int) -> dict[str, Any]:
+    return {"original_context_length": rope.integer("original_max_position_embeddings", context, low=1)}
+
+
+def _yarn(rope: Metadata, context: int) -> dict[str, Any]:
+    keys = _original_context(rope, context)
+    keys["yarn_beta_fast"] = rope.number("beta_fast", 32.0)
+    keys["yarn_beta_slow"] = rope.number("beta_slow", 1.0)
+    if rope.get("truncate", True) is not True:
+        raise UnsupportedError(f"{rope.source}: rope truncate {rope['truncate']!r:.80} is not run; true is expected")
+    attention = rope.number("attention_factor", 0.0)
+    scale, scale_all = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if not attention and scale and scale_all:
+        attention = _yarn_scale(rope.number("factor"), scale) / _yarn_scale(rope.number("factor"), scale_all)
+    if attention:
+        keys["yarn_attn_factor"] = attention
+    return keys
+
+
+def _yarn_scale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _llama3(rope: Metadata, context: int) -> dict[str, Any]:
+    return _original_context(rope, context) | {
+        "low_freq_factor": rope.number("low_freq_factor"),
+        "high_freq_factor": rope.number("high_freq_factor"),
+    }
+
+
+_SCALINGS: Final[Mapping[str, Callable[[Metadata, int], dict[str, Any]]]] = {
+    "linear": lambda rope, context: {},
+    "dynamic": lambda rope, context: {"original_context_length": context},
+    "yarn": _yarn,
+    "llama3": _llama3,
+}
+
+
+# --- tensor names ---
+
+_LAYER_NAME = re.compile(r"model\.layers\.(\d{1,5})\.(.+)")
+
+
+def _tensors(config: Metadata, family: Family, found: Mapping[str, SafeTensor]) -> dict[str, TensorInfo]:
+    tied = config.flag("tie_word_embeddings", False)
+    tensors: dict[str, TensorInfo] = {}
+    for name, tensor in found.items():
+        if _IGNORED.fullmatch(name) or (tied and name == "lm_head.weight"):
+            continue
+        for info in _translate(family, name, supported(tensor)):
+            if info.name in tensors:
+                raise FormatError(f"{tensor.file}: {name} and another tensor both stand for {info.name}")
+            tensors[info.name] = info
+    if not tied and "output.weight" not in tensors:
+        raise FormatError(f"{config.source}: tie_word_embeddings is false, but there is no tensor lm_head.weight")
+    return tensors
+
+
+def _translate(family: Family, name: str, tensor: SafeTensor) -> list[TensorInfo]:
+    if name in _TOP:
+        return [_info(_TOP[name], tensor)]
+    match = _LAYER_NAME.fullmatch(name)
+    if match:
+        block, rest = f"blk.{int(match[1])}.", match[2]
+        module, _, kind = rest.rpartition(".")
+        if module in family.layer and kind in ("weight", "bias"):
+            return [_info(f"{block}{family.layer[module]}.{kind}", tensor)]
+        if rest.startswith(family.experts_module + "."):
+            infos = _expert_tensors(family, block, rest.removeprefix(family.experts_module + "."), tensor)
+            if infos:
+                return infos
+    raise UnsupportedError(f"{tensor.file}: the tensor {name:.200} is not known for {family.architecture} models")
+
+
+def _expert_tensors(family: Family, block: str, rest: str, tensor: SafeTensor) -> list[TensorInfo]:
+    """One expert's matrix (`3.w1.weight`) or all experts' (`gate_up_proj`: for each expert gate rows, then up rows)."""
+    parts = rest.split(".")
+    if len(parts) == 3 and parts[0].isdecimal() and parts[1] in family.experts and parts[2] in ("weight", "bias"):
+        return [_info(f"{block}ffn_{family.experts[parts[1]]}.{int(parts[0])}.{parts[2]}", tensor)]
+    if rest == "down_proj" and len(tensor.shape) == 3:
+        return [_info(f"{block}ffn_down_exps.weight", tensor)]
+    if rest == "gate_up_proj" and len(tensor.shape) == 3:
+        merged = _info(f"{block}ffn_gate_up_exps.weight", tensor)
+        return list(merged.halves(f"{block}ffn_gate_exps.weight", f"{block}ffn_up_exps.weight"))
+    return []
+
+
+def _info(name: str, tensor: SafeTensor) -> TensorInfo:
+    if not 1 <= len(tensor.shape) <= 4 or min(tensor.shape) < 1:
+        raise FormatError(f"{tensor.file}: tensor {tensor.name:.200} has the impossible shape {list(tensor.shape)}")
+    return TensorInfo(name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+
+
+def _check_layers(config: Metadata, family: Family, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
+    """Layers have experts where the config says so, and biases when it says so."""
+    layers = metadata.integer(f"{family.architecture}.block_count", low=1, high=1 << 16)
+    dense = family.dense_layers(config, layers)
+    for layer in range(layers):
+        routed = f"blk.{layer}.ffn_gate_inp.weight" in tensors
+        if routed == (layer in dense):
+            expected = "a dense layer" if layer in dense else "a layer with experts (a router)"
+            raise FormatError(f"{config.source}: makes layer {layer} {expected}, but the tensors are not those of one")
+        if config.flag("attention_bias", False) and f"blk.{layer}.attn_q.bias" not in tensors:
+            raise FormatError(f"{config.source}: attention_bias is true, but layer {layer} has no q_proj.bias")

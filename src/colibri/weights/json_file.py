@@ -1,0 +1,41 @@
+"""JSON that comes from outside: size, nesting, numbers and double names are checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from colibri.errors import FileError, FormatError
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `data`; FormatError naming `where` when it is not one or has a name twice."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: holds a JSON {type(value).__name__}, an object is expected")
+    return value
+
+
+def read_object(path: Path, limit: int = 16 << 20) -> dict[str, Any]:
+    """The JSON object in a file of at most `limit` bytes."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > limit:
+        raise FormatError(f"{path}: is larger than {limit} bytes")
+    return parse_object(data, str(path))
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {double!r} appears twice")
+    return result

@@ -1,0 +1,121 @@
+"""Brings tensors into memory: explicit reads into a small staging buffer, tiled from there.
+
+The plain bytes of a tensor are never kept, and a file is never mapped.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri import ops
+from colibri.errors import UnsupportedError
+from colibri.weights.file_reader import FileReader as FileReader
+from colibri.weights.tensor_info import TensorInfo
+
+STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to stay in the second-level cache's reach
+_TILE_ROWS: Final = 16
+
+
+class Staging:
+    """A page-aligned buffer for one thread, reused from read to read; grows when a piece needs more."""
+
+    def __init__(self, nbytes: int = STAGING_BYTES) -> None:
+        self._buffer = _pages(nbytes)
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """(nbytes,) view; its content is whatever was left there."""
+        if nbytes > len(self._buffer):
+            self._buffer = _pages(nbytes)
+        return self._buffer[:nbytes]
+
+
+def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+
+
+def load_tensor(info: TensorInfo, reader: FileReader, staging: Staging | None = None) -> ops.Tensor:
+    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32.
+
+    Raises FileError when the file cannot be read whole, UnsupportedError for a type the engine does not run.
+    """
+    if len(info.shape) == 1:
+        return load_plain(info, reader)
+    if info.type not in ops.BLOCK_TYPES:
+        raise UnsupportedError(
+            f"{info.file}: tensor {info.name} is of type {info.type}; {', '.join(ops.BLOCK_TYPES)} are run"
+        )
+    tensor = ops.tensor(info.type, info.shape, tiled=True)
+    read_tiles(info, tensor, reader, staging or Staging())
+    return tensor
+
+
+def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
+    """Read a small F32, F16 or BF16 tensor of any shape as plain F32: norms and biases."""
+    if info.type not in ("F32", "F16", "BF16"):
+        raise UnsupportedError(f"{info.file}: tensor {info.name} is of type {info.type}; F32, F16 or BF16 is expected")
+    if info.expert_stride is not None:
+        raise ValueError(f"{info.name} is a view with gaps; read it expert by expert")
+    raw = np.empty(info.nbytes, np.uint8)
+    reader.read_into(info.file, info.offset, raw)
+    if info.row_order == "interleaved_pairs":
+        raw = _half_split(raw, info.nbytes // info.shape[0], info.head_rows)
+    tensor = ops.tensor("F32", info.shape)
+    tensor.numpy()[...] = to_float32(raw, info.type).reshape(info.shape)
+    return tensor
+
+
+def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader, staging: Staging) -> None:
+    """Fill a tiled tensor of the same type and shape (rows, k) from the file, a few rows at a time."""
+    rows, _ = info.shape
+    row_bytes = info.row_bytes
+    step = _TILE_ROWS if info.row_order == "plain" else math.lcm(_TILE_ROWS, info.head_rows)
+    step *= max(1, STAGING_BYTES // (step * row_bytes))
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        piece = staging.take(count * row_bytes)
+        reader.read_into(info.file, info.offset + first * row_bytes, piece)
+        if info.row_order == "interleaved_pairs":
+            piece = _half_split(piece, row_bytes, info.head_rows)
+        ops.tile(tensor, piece.data, first_row=first, rows=count)
+
+
+def load_all(infos: Iterable[TensorInfo], reader: FileReader, threads: int) -> dict[str, ops.Tensor]:
+    """Load many tensors by name with a few threads (reads and tiling release the GIL)."""
+    local = threading.local()
+
+    def load(info: TensorInfo) -> ops.Tensor:
+        if not hasattr(local, "staging"):
+            local.staging = Staging()
+        return load_tensor(info, reader, local.staging)
+
+    chosen = list(infos)
+    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="load") as pool:
+        futures = [pool.submit(load, info) for info in chosen]
+        try:
+            return {info.name: future.result() for info, future in zip(chosen, futures, strict=True)}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def to_float32(raw: npt.NDArray[np.uint8], type_name: str) -> npt.NDArray[np.float32]:
+    """The values of plain F32, F16 or BF16 bytes (little endian)."""
+    if type_name == "F32":
+        return raw.view("<f4").astype(np.float32, copy=False)
+    if type_name == "F16":
+        return raw.view("<f2").astype(np.float32)
+    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _half_split(raw: npt.NDArray[np.uint8], row_bytes: int, head_rows: int) -> npt.NDArray[np.uint8]:
+    """Rows 0, h, 1, h+1, ... of every head back in the order 0, 1, ..., h, h+1, ... (h = head_rows / 2)."""
+    pairs: npt.NDArray[Any] = raw.reshape(-1, head_rows // 2, 2, row_bytes)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
