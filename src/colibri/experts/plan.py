@@ -1,0 +1,130 @@
+"""How a memory budget is divided: what every part of the process takes, and how many slots that leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colibri.errors import MemoryBudgetError
+from colibri.experts.machine import MachineMemory
+from colibri.experts.store import ExpertStore, Layout, slot_bytes
+
+MIB = 1 << 20
+HUGE_PAGE = 2 * MIB
+RESERVE_SHARE = 16  # of the memory available: left to the system by default, ...
+RESERVE_LEAST = 256 * MIB  # ... but no less than this
+ALLOCATOR_SLACK = 16 * MIB  # the interpreter's heap grows a little while it works
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of everything but expert slots. `process` is what Python takes with all that is imported."""
+
+    process: int
+    dense: int
+    cache: int
+    workspace: int
+    staging: int
+
+    @property
+    def total(self) -> int:
+        """All of them, with slack."""
+        return self.process + self.dense + self.cache + self.workspace + self.staging + ALLOCATOR_SLACK
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be resident. `limits` holds the slots of each layout; slots never take more than `expert_bytes`."""
+
+    budget: int
+    floor: int
+    needs: Needs
+    limits: dict[Layout, int]
+    expert_bytes: int
+    all_expert_bytes: int
+    token_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every expert has a slot."""
+        return self.expert_bytes == self.all_expert_bytes
+
+    @property
+    def resident_share(self) -> float:
+        """The part of all experts' bytes that has room: the hit rate of even routing."""
+        return self.expert_bytes / self.all_expert_bytes
+
+
+def default_budget(machine: MachineMemory) -> int:
+    """What may be taken when nothing is asked for: available memory, less a reserve, with what is taken already."""
+    reserve = max(RESERVE_LEAST, machine.available // RESERVE_SHARE)
+    return machine.resident + max(0, machine.available - reserve)
+
+
+def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: int) -> Plan:
+    """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do."""
+    totals = _totals(store)
+    least = {layout: min(count, experts_per_token) for layout, count in totals.items()}
+    floor = needs.total + _bytes(least) + HUGE_PAGE * len(least)
+    if budget < floor:
+        raise MemoryBudgetError(
+            f"--ram {readable(budget)} is below the floor of this model: {readable(floor)} "
+            f"({readable(needs.dense)} dense weights, {readable(needs.cache)} key-value cache, "
+            f"{readable(needs.workspace + needs.staging)} buffers, {readable(needs.process + ALLOCATOR_SLACK)} the "
+            f"process, {readable(_bytes(least))} the experts of one layer); use --ram {-(-floor // MIB)}M or more"
+        )
+    room = budget - needs.total - HUGE_PAGE * len(totals)
+    limits = totals if room >= _bytes(totals) else _divide(room, totals, least)
+    token_bytes = sum(
+        min(store.count(layer), experts_per_token) * store.slot_bytes(layer) for layer in store.moe_layers()
+    )
+    return Plan(
+        budget=budget,
+        floor=floor,
+        needs=needs,
+        limits=limits,
+        expert_bytes=_bytes(limits),
+        all_expert_bytes=_bytes(totals),
+        token_bytes=token_bytes,
+        notes=_notes(_bytes(limits), token_bytes),
+    )
+
+
+def readable(nbytes: int) -> str:
+    """12.3 MiB or 4.56 GiB."""
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / MIB:.1f} MiB"
+
+
+def _totals(store: ExpertStore) -> dict[Layout, int]:
+    totals: dict[Layout, int] = {}
+    for layer in store.moe_layers():
+        layout = store.layouts[layer]
+        totals[layout] = totals.get(layout, 0) + store.count(layer)
+    return totals
+
+
+def _bytes(slots: dict[Layout, int]) -> int:
+    return sum(slot_bytes(layout) * count for layout, count in slots.items())
+
+
+def _divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
+    """The same share of each layout's experts, no fewer than the least; what is left over goes where it fits."""
+    share = room / _bytes(totals)
+    slots = {layout: max(least[layout], int(share * count)) for layout, count in totals.items()}
+    largest_first = sorted(totals, key=slot_bytes, reverse=True)
+    for layout in largest_first:  # a least may have taken more than its share
+        while _bytes(slots) > room and slots[layout] > least[layout]:
+            slots[layout] -= 1
+    for layout in largest_first:
+        spare = (room - _bytes(slots)) // slot_bytes(layout)
+        slots[layout] = min(totals[layout], slots[layout] + spare)
+    return slots
+
+
+def _notes(expert_bytes: int, token_bytes: int) -> tuple[str, ...]:
+    if expert_bytes >= token_bytes:
+        return ()
+    return (
+        f"the slots hold {readable(expert_bytes)}, less than the experts of one token ({readable(token_bytes)}): "
+        "most experts are read anew for every token; a part of them is kept",
+    )

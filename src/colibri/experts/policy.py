@@ -1,0 +1,128 @@
+"""Which expert to give up when another needs its slot: rankings by key = layer * experts + expert.
+
+A policy is told what each step of a layer needed and says how much every key is worth keeping; it knows nothing of
+slots, files or threads, so a recorded trace replays it exactly (see replay.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+class Policy(Protocol):
+    """Ranks experts."""
+
+    def touch(self, layer: int, keys: Sequence[int]) -> None:
+        """A step needed these experts of one layer, each once; layers come in rising order within a step."""
+
+    def values(self) -> Values:
+        """How much each key is worth keeping now (keys,); the lowest goes first. Not to be changed by the caller."""
+
+
+class LeastRecentlyUsed:
+    """Gives up what has not been needed for longest. Hits nothing when a token's experts do not all fit."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._last = np.zeros(layers * experts)
+        self._clock = 0
+
+    def touch(self, layer: int, keys: Sequence[int]) -> None:
+        """A step needed these experts of one layer."""
+        self._clock += 1
+        self._last[keys] = self._clock
+
+    def values(self) -> Values:
+        """The clock of the last use."""
+        return self._last
+
+
+class _DecayedFrequency:
+    """Uses of each key, a use `half_life` tokens ago counting half. The unit grows instead of all counts shrinking."""
+
+    def __init__(self, layers: int, experts: int, half_life: float) -> None:
+        self.counts = np.zeros(layers * experts)
+        self.unit = 1.0
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._layer = layers
+
+    def touch(self, layer: int, keys: Sequence[int]) -> bool:
+        """Count one use of each key; True when a new token began."""
+        began = layer <= self._layer
+        self._layer = layer
+        if began:
+            self.unit *= self._growth
+            if self.unit > 1e100:
+                self.counts /= self.unit
+                self.unit = 1.0
+        self.counts[keys] += self.unit
+        return began
+
+
+class LeastFrequentlyUsed:
+    """Gives up what was needed least often; uses fade with a half-life in tokens."""
+
+    def __init__(self, layers: int, experts: int, half_life: float = 512.0) -> None:
+        self._frequency = _DecayedFrequency(layers, experts, half_life)
+
+    def touch(self, layer: int, keys: Sequence[int]) -> None:
+        """A step needed these experts of one layer."""
+        self._frequency.touch(layer, keys)
+
+    def values(self) -> Values:
+        """The faded number of uses."""
+        return self._frequency.counts
+
+
+class LeastRecentlyFrequentlyUsed(LeastFrequentlyUsed):
+    """LRFU (Lee et al. 2001): between recency and frequency, by a short half-life of the combined count."""
+
+    def __init__(self, layers: int, experts: int, half_life: float = 32.0) -> None:
+        super().__init__(layers, experts, half_life)
+
+
+class NextUse:
+    """Gives up what is expected to be needed last.
+
+    Layers come round in a fixed cycle, so a key of a layer `d` steps ahead that a token chooses with probability p is
+    expected after d + layers * (1/p - 1) steps. The layer just computed is the furthest away, which is what
+    least-recently-used gets wrong. p is the faded frequency over `half_life` tokens with one prior use in `prior`.
+    """
+
+    def __init__(self, layers: int, experts: int, half_life: float = 64.0, prior: float = 0.5) -> None:
+        self._layers, self._experts = layers, experts
+        self._frequency = _DecayedFrequency(layers, experts, half_life)
+        self._prior = prior
+        self._tokens = 0.0  # faded number of tokens, in the frequency's unit
+        self._layer = 0
+        self._layer_of = np.repeat(np.arange(layers), experts)
+
+    def touch(self, layer: int, keys: Sequence[int]) -> None:
+        """A step needed these experts of one layer."""
+        unit = self._frequency.unit
+        if self._frequency.touch(layer, keys):
+            if self._frequency.unit < unit:  # the counts were rescaled
+                self._tokens /= unit
+            self._tokens += self._frequency.unit
+        self._layer = layer
+
+    def values(self) -> Values:
+        """Minus the expected number of layer steps until the next use."""
+        unit = self._frequency.unit
+        probability = (self._frequency.counts + self._prior * unit) / (self._tokens + unit)
+        ahead = (self._layer_of - self._layer - 1) % self._layers + 1
+        result: Values = -(ahead + self._layers * (1.0 / np.minimum(probability, 1.0) - 1.0))
+        return result
+
+
+POLICIES: dict[str, Callable[[int, int], Policy]] = {
+    "lru": LeastRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "lrfu": LeastRecentlyFrequentlyUsed,
+    "next-use": NextUse,
+}

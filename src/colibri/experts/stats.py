@@ -1,0 +1,134 @@
+"""What the router asked for and what the residency did about it. Watches; never sits in the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+BUFFER_ROWS = 64  # rows that are gathered before they are counted: counting each step would cost more than the copy
+NO_EXPERT = -1
+
+
+@dataclass(slots=True)
+class ResidencyCounters:
+    """Totals since the start. A hit or a miss is one distinct expert that one layer needed in one step."""
+
+    hits: int = 0
+    misses: int = 0
+    prefetched: int = 0
+    prefetch_used: int = 0
+    evicted: int = 0
+    bytes_read: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class RoutingStats:
+    """Routing counts and the latest part of the per-token trace.
+
+    `trace_tokens` bounds the trace; None keeps it all. Layers count from 0 as in the model; in the trace a layer
+    without experts holds NO_EXPERT.
+    """
+
+    def __init__(self, layers: int, experts: int, experts_per_token: int, trace_tokens: int | None = 4096) -> None:
+        self.layers, self.experts, self.experts_per_token = layers, experts, experts_per_token
+        self.trace_tokens = trace_tokens
+        self._first = self._rows = 0  # of the step under way: its first row in the buffer, its rows, ...
+        self._layer = -1  # ... and the latest layer
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._counts = np.zeros((self.layers, self.experts), np.int64)
+        self._blocks: deque[NDArray[np.int16]] = deque()
+        self._held = 0
+        self._start_block(BUFFER_ROWS)
+
+    def record(self, layer: int, ids: Ids) -> None:
+        """Note the ids (n, k) that the router of `layer` chose; layers of one step come in rising order."""
+        rows = len(ids)
+        if layer <= self._layer:
+            self._first += self._rows
+        self._layer, self._rows = layer, rows
+        if self._first + rows > len(self._buffer):
+            self._roll_over(rows)
+        self._buffer[self._first : self._first + rows, layer] = ids
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each expert was chosen: (layers, experts)."""
+        self._flush()
+        return self._counts.copy()
+
+    @property
+    def experts_touched(self) -> int:
+        """Experts, over all layers, that were chosen at least once."""
+        return int(np.count_nonzero(self.counts))
+
+    def trace(self) -> NDArray[np.int16]:
+        """The kept part of the per-token choices: (tokens, layers, k), oldest first."""
+        self._flush()
+        empty = np.empty((0, self.layers, self.experts_per_token), np.int16)
+        whole = np.concatenate([empty, *self._blocks])
+        return whole if self.trace_tokens is None else whole[max(0, len(whole) - self.trace_tokens) :]
+
+    def entropy(self) -> NDArray[np.float64]:
+        """Entropy of each layer's choices in bits; log2(experts) is an even load. (layers,)"""
+        return entropy(self.counts)
+
+    def co_activation(self, layer: int) -> NDArray[np.int64]:
+        """How many tokens of the trace chose each pair of experts in one layer: (experts, experts)."""
+        return co_activation(self.trace()[:, layer], self.experts)
+
+    def _start_block(self, rows: int) -> None:
+        self._buffer: NDArray[np.int16] = np.full((rows, self.layers, self.experts_per_token), NO_EXPERT, np.int16)
+        self._first = self._rows = 0
+        self._layer = -1
+
+    def _roll_over(self, rows: int) -> None:
+        """Count the finished steps and go on with a fresh buffer."""
+        layer = self._layer
+        self._keep(self._buffer[: self._first])
+        self._start_block(max(BUFFER_ROWS, rows))
+        self._layer, self._rows = layer, rows
+
+    def _flush(self) -> None:
+        """Count everything recorded so far; called between steps."""
+        self._keep(self._buffer[: self._first + self._rows])
+        self._start_block(len(self._buffer))
+
+    def _keep(self, block: NDArray[np.int16]) -> None:
+        if not len(block):
+            return
+        for layer in range(self.layers):
+            chosen = block[:, layer].ravel()
+            self._counts[layer] += np.bincount(chosen[chosen >= 0], minlength=self.experts)
+        self._blocks.append(block.copy())
+        self._held += len(block)
+        while self.trace_tokens is not None and self._held - len(self._blocks[0]) >= self.trace_tokens:
+            self._held -= len(self._blocks.popleft())
+
+
+def entropy(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Entropy in bits of each row of counts."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(share > 0, share * np.log2(share), 0.0)
+    result: NDArray[np.float64] = -terms.sum(axis=1)
+    return result
+
+
+def co_activation(chosen: NDArray[np.int16], experts: int) -> NDArray[np.int64]:
+    """Pairs chosen together by (tokens, k) rows of one layer: (experts, experts); the diagonal counts choices."""
+    pairs = np.zeros((experts, experts), np.int64)
+    rows = chosen[(chosen >= 0).all(axis=1)].astype(np.int64)
+    for slot in range(rows.shape[1]):
+        for other in range(rows.shape[1]):
+            np.add.at(pairs, (rows[:, slot], rows[:, other]), 1)
+    return pairs

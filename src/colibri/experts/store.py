@@ -1,0 +1,177 @@
+"""Where the bytes of every routed expert are. Nothing is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from colibri import ops
+from colibri.errors import FormatError, UnsupportedError
+from colibri.weights.tensor_info import TensorInfo
+
+PROJECTIONS = ("gate", "up", "down")
+Layout = tuple[tuple[str, int, int], ...]
+"""(type, rows, k) of gate, up and down: experts of one layout fit into each other's slots."""
+
+
+class TensorSource(Protocol):
+    """What the store needs of a checkpoint: tensors by their GGUF names."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The matrices of one expert in one layer: gate, up (intermediate, hidden), down (hidden, intermediate)."""
+
+    gate: TensorInfo
+    up: TensorInfo
+    down: TensorInfo
+
+    @property
+    def parts(self) -> tuple[TensorInfo, TensorInfo, TensorInfo]:
+        """gate, up and down."""
+        return self.gate, self.up, self.down
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    @property
+    def layout(self) -> Layout:
+        """The types and shapes that decide into which slots it fits."""
+        return tuple((part.type, part.shape[0], part.shape[1]) for part in self.parts)
+
+
+def slot_bytes(layout: Layout) -> int:
+    """Bytes of an expert of this layout in memory, tiled."""
+    return sum(ops.tiled_bytes(type_name, rows, k) for type_name, rows, k in layout)
+
+
+class ExpertStore:
+    """All routed experts of a checkpoint by (layer, expert).
+
+    Layers are numbered as in the checkpoint; a layer without routed experts (leading dense layers) has none here.
+    Raises FormatError when a tensor is missing or the shapes of a layer contradict each other.
+    """
+
+    def __init__(self, checkpoint: TensorSource) -> None:
+        self._layers = _find_layers(checkpoint.tensors)
+        if not self._layers:
+            raise UnsupportedError(
+                "no routed experts (blk.N.ffn_gate_exps.weight) in this model; colibri runs MoE models"
+            )
+        self._biases = {layer: _find_biases(checkpoint.tensors, layer) for layer in self._layers}
+        self.layers = max(self._layers) + 1
+        self.experts = max(len(experts) for experts in self._layers.values())
+        first = next(iter(self._layers.values()))[0]
+        self.intermediate, self.hidden = first.gate.shape
+        self.layouts: dict[int, Layout] = {layer: experts[0].layout for layer, experts in self._layers.items()}
+
+    def has(self, layer: int) -> bool:
+        """Whether this layer has routed experts."""
+        return layer in self._layers
+
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers that have routed experts, in order."""
+        return tuple(sorted(self._layers))
+
+    def count(self, layer: int) -> int:
+        """Experts of one layer; 0 for a dense layer."""
+        return len(self._layers.get(layer, ()))
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """Where one expert of one layer is."""
+        return self._layers[layer][expert]
+
+    def biases(self, layer: int) -> tuple[TensorInfo, TensorInfo, TensorInfo] | None:
+        """The (experts, rows) F32 biases of gate, up and down, or None."""
+        return self._biases.get(layer)
+
+    def slot_bytes(self, layer: int) -> int:
+        """Bytes of one expert of this layer in memory, tiled."""
+        return slot_bytes(self.layouts[layer])
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all routed experts in the files."""
+        return sum(expert.nbytes for experts in self._layers.values() for expert in experts)
+
+    @property
+    def total_slot_bytes(self) -> int:
+        """Bytes of all routed experts in memory, tiled."""
+        return sum(self.slot_bytes(layer) * self.count(layer) for layer in self._layers)
+
+
+def _find_layers(tensors: Mapping[str, TensorInfo]) -> dict[int, list[Expert]]:
+    layers = sorted(
+        {
+            int(name.split(".")[1])
+            for name in tensors
+            if name.startswith("blk.") and name.split(".")[2] in ("ffn_down_exps", "ffn_down") and _is_routed(name)
+        }
+    )
+    return {layer: _experts_of(tensors, layer) for layer in layers}
+
+
+def _is_routed(name: str) -> bool:
+    words = name.split(".")  # blk.0.ffn_down_exps.weight or blk.0.ffn_down.3.weight
+    return words[-1] == "weight" and (words[2] == "ffn_down_exps" or (len(words) == 5 and words[3].isdigit()))
+
+
+def _experts_of(tensors: Mapping[str, TensorInfo], layer: int) -> list[Expert]:
+    projections = [_projection(tensors, layer, projection) for projection in PROJECTIONS]
+    counts = {len(parts) for parts in projections}
+    if len(counts) != 1:
+        found = ", ".join(f"{name}: {len(parts)}" for name, parts in zip(PROJECTIONS, projections, strict=True))
+        raise FormatError(f"layer {layer} has different numbers of experts in its projections ({found})")
+    experts = [Expert(*parts) for parts in zip(*projections, strict=True)]
+    for number, expert in enumerate(experts):
+        check_expert(expert, layer, number, experts[0])
+    return experts
+
+
+def check_expert(expert: Expert, layer: int, number: int, like: Expert) -> None:
+    """Raise unless the expert can stand in the place of `like`: same shapes and types, gate and up as wide as down."""
+    where = f"{expert.gate.file}: layer {layer}, expert {number}"
+    if expert.gate.shape != expert.up.shape or expert.gate.shape != expert.down.shape[::-1]:
+        shapes = ", ".join(f"{n} {p.shape}" for n, p in zip(PROJECTIONS, expert.parts, strict=True))
+        raise FormatError(f"{where}: the shapes do not fit each other: {shapes}")
+    if expert.layout != like.layout:
+        raise FormatError(f"{where}: found {_describe(expert.layout)}, expected {_describe(like.layout)}")
+    for part in expert.parts:
+        if part.type not in ops.BLOCK_TYPES:
+            raise UnsupportedError(
+                f"{part.file}: {part.name} is {part.type}; the engine runs {', '.join(ops.BLOCK_TYPES)}"
+            )
+
+
+def _describe(layout: Layout) -> str:
+    return ", ".join(f"{n} {t} ({r}, {k})" for n, (t, r, k) in zip(PROJECTIONS, layout, strict=True))
+
+
+def _projection(tensors: Mapping[str, TensorInfo], layer: int, projection: str) -> list[TensorInfo]:
+    merged = tensors.get(f"blk.{layer}.ffn_{projection}_exps.weight")
+    if merged is not None:
+        if len(merged.shape) != 3:
+            raise FormatError(f"{merged.file}: {merged.name} has shape {merged.shape}, expected (experts, rows, k)")
+        return [merged.expert(number) for number in range(merged.shape[0])]
+    parts: list[TensorInfo] = []
+    while (part := tensors.get(f"blk.{layer}.ffn_{projection}.{len(parts)}.weight")) is not None:
+        parts.append(part)
+    if not parts:
+        raise FormatError(f"layer {layer} lacks blk.{layer}.ffn_{projection}_exps.weight")
+    return parts
+
+
+def _find_biases(tensors: Mapping[str, TensorInfo], layer: int) -> tuple[TensorInfo, TensorInfo, TensorInfo] | None:
+    found = [tensors.get(f"blk.{layer}.ffn_{projection}_exps.bias") for projection in PROJECTIONS]
+    gate, up, down = found
+    if gate is None and up is None and down is None:
+        return None
+    if gate is None or up is None or down is None:
+        raise FormatError(f"layer {layer} has biases for some of its experts' projections only")
+    return gate, up, down

@@ -1,0 +1,93 @@
+"""A small model file of four layers in two layouts, and comparisons of what lands in slots with the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibri import ops
+from colibri.experts.reading import ExpertReader
+from colibri.experts.residency import Residency
+from colibri.experts.store import ExpertStore
+from colibri.ops import reference
+from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+
+LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, CHOSEN = 4, 16, 64, 96, 4
+Blocks = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def random_blocks(rng: np.random.Generator, type_name: str, values: int) -> Blocks:
+    """Bytes of finite Q8_0 or Q4_0 blocks."""
+    width = {"Q8_0": 34, "Q4_0": 18}[type_name]
+    blocks = rng.integers(0, 256, (values // 32, width), np.uint8)
+    blocks[:, :2] = rng.uniform(0.01, 0.1, len(blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
+    return blocks
+
+
+def expert_specs(layer: int, experts: int | None = EXPERTS, suffix: str = "_exps") -> list[TensorSpec]:
+    """Tensors of one layer; odd layers have a Q8_0 down matrix, as files of mixed types do."""
+    lead = () if experts is None else (experts,)
+    down = "Q8_0" if layer % 2 else "Q4_0"
+    return [
+        TensorSpec(f"blk.{layer}.ffn_gate{suffix}.weight", "Q4_0", (*lead, INTERMEDIATE, HIDDEN)),
+        TensorSpec(f"blk.{layer}.ffn_up{suffix}.weight", "Q4_0", (*lead, INTERMEDIATE, HIDDEN)),
+        TensorSpec(f"blk.{layer}.ffn_down{suffix}.weight", down, (*lead, HIDDEN, INTERMEDIATE)),
+    ]
+
+
+def write_file(path: Path, specs: Iterable[TensorSpec], seed: int, alignment: int = 32) -> Path:
+    """Write a GGUF file of random blocks."""
+    rng = np.random.default_rng(seed)
+    specs = list(specs)
+    with GGUFWriter(path, {"general.architecture": "olmoe"}, specs, alignment=alignment) as writer:
+        for spec in specs:
+            writer.write(spec.name, [random_blocks(rng, spec.type, int(np.prod(spec.shape)))])
+    return path
+
+
+def faulty_reader(read: Callable[[int, memoryview, int], int], direct: bool = True) -> ExpertReader:
+    """A reader whose positioned reads go through `read`."""
+    return ExpertReader(1 << 16, direct=direct, read=read)
+
+
+def ids_of(rows: Iterable[Iterable[int]]) -> ops.Tensor:
+    """Router ids (n, k) as the ops take them."""
+    array = np.array(list(rows), np.int32)
+    tensor = ops.tensor("I32", array.shape)
+    tensor.numpy()[:] = array
+    return tensor
+
+
+def plain(store: ExpertStore, layer: int, expert: int) -> list[np.ndarray[Any, Any]]:
+    """The three matrices of an expert as the file has them, float32."""
+    matrices = []
+    for info in store.expert(layer, expert).parts:
+        with info.file.open("rb") as file:
+            file.seek(info.offset)
+            matrices.append(reference.dequantize(info.type, file.read(info.nbytes), info.shape))
+    return matrices
+
+
+def check_slot(residency: Residency, layer: int, expert: int) -> None:
+    """The slot of an expert holds what the file says."""
+    tensors = residency.tensors(layer, expert)
+    assert tensors is not None, f"layer {layer}, expert {expert} is not in a slot"
+    for tensor, expected in zip(tensors, plain(residency.store, layer, expert), strict=True):
+        np.testing.assert_array_equal(ops.dequantize(tensor), expected)
+
+
+def run_step(residency: Residency, layer: int, rows: list[list[int]], check: bool = True) -> list[list[int]]:
+    """One layer's step: the experts of each part, each checked while its part is out."""
+    parts = []
+    for table, only in residency.handles(layer, ids_of(rows)):
+        experts = sorted({e for row in rows for e in row}) if only is None else only.numpy().tolist()
+        for expert in experts:
+            assert table.resident(expert)
+            if check:
+                check_slot(residency, layer, expert)
+        parts.append(experts)
+    assert sorted(e for part in parts for e in part) == sorted({e for row in rows for e in row})
+    return parts

@@ -1,0 +1,166 @@
+"""Experts arrive on demand, whole and in the right slot, whatever the number of slots, threads and faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, faulty_reader, ids_of, run_step
+
+from colibri.errors import FileError
+from colibri.experts.residency import Residency
+
+Make = Callable[..., Residency]
+
+
+def test_first_step_reads_only_what_is_routed_to(make_residency: Make) -> None:
+    residency = make_residency()
+    run_step(residency, 0, [[1, 5, 9, 2]])
+    assert residency.counters.misses == 4
+    assert residency.resident_experts == 4
+    assert residency.counters.bytes_read == 4 * residency.store.expert(0, 0).nbytes
+
+
+def test_resident_experts_come_in_one_part(make_residency: Make) -> None:
+    residency = make_residency()
+    run_step(residency, 1, [[1, 5, 9, 2]])
+    parts = list(residency.handles(1, ids_of([[5, 1, 2, 9]])))
+    assert [only for _, only in parts] == [None]
+    assert residency.counters.hits == 4
+
+
+def test_resident_part_comes_before_the_missing_one(make_residency: Make) -> None:
+    residency = make_residency()
+    run_step(residency, 1, [[1, 2, 3, 4]])
+    parts = run_step(residency, 1, [[1, 2, 7, 8]])
+    assert parts[0] == [1, 2]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 16, 40])
+def test_any_number_of_slots(make_residency: Make, slots: int) -> None:
+    residency = make_residency(slots)
+    rng = np.random.default_rng(slots)
+    for _ in range(20):
+        for layer in range(LAYERS):
+            rows = [rng.permutation(EXPERTS)[:CHOSEN].tolist() for _ in range(rng.integers(1, 6))]
+            run_step(residency, layer, rows)
+    assert residency.resident_experts <= 2 * slots
+    assert not residency.leased
+
+
+def test_each_needed_expert_is_read_once_a_step(make_residency: Make) -> None:
+    residency = make_residency(3)
+    run_step(residency, 0, [list(range(start, start + 4)) for start in (0, 4, 8, 12)])
+    assert residency.counters.misses == EXPERTS
+    assert residency.counters.bytes_read == EXPERTS * residency.store.expert(0, 0).nbytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("slots", [2, 20])
+def test_many_threads(make_residency: Make, slots: int, seed: int) -> None:
+    residency = make_residency(slots)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(100 * seed + number)
+        try:
+            for _ in range(15):
+                for layer in range(LAYERS):
+                    run_step(residency, layer, [rng.permutation(EXPERTS)[:CHOSEN].tolist() for _ in range(2)])
+                    assert residency.resident_experts <= 2 * slots
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    assert not residency.leased
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("limit", [1, 999, 4096, 5000])
+def test_short_reads_are_continued(make_residency: Make, limit: int, direct: bool) -> None:
+    def short(descriptor: int, view: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [view[: max(limit, 1)]], offset)
+
+    residency = make_residency(reader=faulty_reader(short, direct))
+    run_step(residency, 1, [[3, 4, 5, 6]])
+
+
+def test_interrupted_reads_are_repeated(make_residency: Make) -> None:
+    calls = iter(range(10**6))
+
+    def interrupted(descriptor: int, view: memoryview, offset: int) -> int:
+        if next(calls) % 2:
+            raise InterruptedError
+        return os.preadv(descriptor, [view], offset)
+
+    run_step(make_residency(reader=faulty_reader(interrupted)), 0, [[3, 4, 5, 6]])
+
+
+def test_an_unreadable_expert_fails_its_request_alone(make_residency: Make, model_path: Path) -> None:
+    bad = True
+
+    def failing(descriptor: int, view: memoryview, offset: int) -> int:
+        info = residency.store.expert(0, 6).up
+        if bad and info.offset < offset + len(view) and offset < info.offset + info.nbytes:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(descriptor, [view], offset)
+
+    residency = make_residency(reader=faulty_reader(failing))
+    with pytest.raises(FileError, match=rf"{model_path}.*offset \d+.*Input/output error"):
+        run_step(residency, 0, [[3, 6, 10, 11]])
+    run_step(residency, 0, [[3, 12, 10, 14]])
+    bad = False
+    run_step(residency, 0, [[3, 6, 10, 11]])
+    assert not residency.leased
+
+
+def test_a_file_truncated_while_running(make_residency: Make, model_path: Path) -> None:
+    residency = make_residency()
+    run_step(residency, 0, [[0, 1, 2, 3]])
+    os.truncate(model_path, residency.store.expert(3, 2).down.offset + 100)
+    with pytest.raises(FileError, match=rf"{model_path}.*truncated"):
+        run_step(residency, 3, [[2, 3, 4, 5]])
+    run_step(residency, 0, [[0, 1, 4, 5]])
+
+
+def test_direct_reads_refused_at_the_read(make_residency: Make, caplog: pytest.LogCaptureFixture) -> None:
+    import fcntl
+
+    def refusing(descriptor: int, view: memoryview, offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return os.preadv(descriptor, [view], offset)
+
+    residency = make_residency(reader=faulty_reader(refusing))
+    residency.reader.assume_uncached = True
+    run_step(residency, 0, [[0, 1, 2, 3]])
+    assert "O_DIRECT" in caplog.text
+
+
+def test_direct_reads_give_the_same_bytes(make_residency: Make) -> None:
+    residency = make_residency()
+    residency.reader.assume_uncached = True
+    for layer in range(LAYERS):
+        run_step(residency, layer, [[0, 7, 14, 15]])
+    assert residency.reader.counters.direct_bytes > 0
+
+
+def test_a_dropped_step_gives_its_leases_back(make_residency: Make) -> None:
+    residency = make_residency(4)
+    parts = iter(residency.handles(0, ids_of([[0, 1, 2, 3]])))
+    next(parts)
+    assert residency.leased
+    del parts
+    assert not residency.leased
+    check_slot(residency, 0, residency.resident_ids(0)[0])
