@@ -1,0 +1,153 @@
+"""Conversations to prompts, through the chat template that a checkpoint brings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from colibri.errors import ArgumentError, ColibriError, FormatError
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_ROLE_LINES = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+# A template that walks through a message's content takes the list of parts itself.
+_TAKES_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w\[\]'\"]*(\.content|\[['\"]content['\"]\])|for\s+\w+\s+in\s+content\b")
+
+
+def fallback_template(im_start: int | None, im_end: int | None) -> str:
+    """For a checkpoint without a template: ChatML where its tokens exist, else one `role: text` line a message."""
+    return _ROLE_LINES if im_start is None or im_end is None else _CHATML
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    bos_token: str = "",
+    eos_token: str = "",
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt that `template` makes of a conversation.
+
+    Raises ArgumentError for malformed messages and, with the template's own message, where the template refuses them;
+    FormatError for a template that is not Jinja, leaves its sandbox, or runs or grows beyond its bounds.
+    """
+    conversation = [_message(index, message, template) for index, message in enumerate(_list("messages", messages))]
+    values: dict[str, Any] = {
+        "messages": conversation,
+        "tools": _plain(list(_list("tools", tools))) if tools else None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        **{name: _plain(value) for name, value in (variables or {}).items()},
+    }
+    if all("content" in message for message in conversation):
+        return _render(template, values)
+    try:
+        return _render(template, values)
+    except ArgumentError:
+        # Many templates add to `content` without asking whether a message of tool calls has one.
+        values["messages"] = [{"content": "", **message} for message in conversation]
+        return _render(template, values)
+
+
+def _render(template: str, values: dict[str, Any]) -> str:
+    # Jinja is imported where it is needed: most commands never render a chat.
+    from jinja2 import TemplateError
+    from jinja2.exceptions import SecurityError
+
+    from colibri.text import sandbox
+
+    try:
+        return sandbox.render(template, values)
+    except ColibriError:
+        raise
+    except (SecurityError, sandbox.LimitError) as error:
+        raise FormatError(f"chat template: {error}. Fix or replace the template.") from None
+    except TemplateError as error:
+        raise ArgumentError(f"messages: the chat template says: {error.message or error}") from None
+    except RecursionError:
+        raise FormatError("chat template: calls itself without end. Fix or replace the template.") from None
+    except MemoryError:
+        raise FormatError("chat template: asks for too much memory. Fix or replace the template.") from None
+    except Exception as error:  # a template can raise whatever Python's operators raise
+        raise ArgumentError(f"messages: the chat template cannot render them ({error})") from None
+
+
+def _list(name: str, values: object) -> Sequence[Any]:
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
+        return values
+    raise ArgumentError(f"{name}: found {type(values).__name__}, expected a list")
+
+
+def _message(index: int, message: object, template: str) -> dict[str, Any]:
+    """Plain data, without keys that are null (templates take a missing key better)."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise ArgumentError(f"{where}: found {type(message).__name__}, expected an object with role and content")
+    plain = {str(key): _plain(value) for key, value in message.items() if value is not None}
+    if not isinstance(plain.get("role"), str):
+        raise ArgumentError(f"{where}.role: found {plain.get('role')!r}, expected a string such as 'user'")
+    if "content" in plain:
+        plain["content"] = _content(where, plain["content"], template)
+    elif not plain.get("tool_calls"):
+        plain["content"] = ""
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [_tool_call(f"{where}.tool_calls", call) for call in _list(where, plain["tool_calls"])]
+    return plain
+
+
+def _content(where: str, content: Any, template: str) -> Any:
+    """A string; a list of text parts is joined by line ends for templates that expect a string."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in _list(f"{where}.content", content):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ArgumentError(f"{where}.content: found a part of type {kind!r}; only text parts are understood")
+        texts.append(part["text"])
+    return content if _TAKES_PARTS.search(template) else "\n".join(texts)
+
+
+def _tool_call(where: str, call: Any) -> dict[str, Any]:
+    """A call whose arguments are an object, as templates expect, whether they came as JSON text, null or an object."""
+    if not isinstance(call, dict):
+        raise ArgumentError(f"{where}: found {type(call).__name__}, expected objects with a function")
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ArgumentError(f"{where}: found {function!r:.80}, expected a function with a name")
+    function["arguments"] = _arguments(function.get("arguments"))
+    return call
+
+
+def _arguments(arguments: Any) -> Any:
+    if arguments is None:
+        return {}
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return arguments
+        return parsed if isinstance(parsed, dict) else arguments
+    return arguments
+
+
+def _plain(value: Any) -> Any:
+    """Copies of JSON types only: a template never sees an object with methods of its own."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise ArgumentError(f"messages: found a {type(value).__name__}, expected JSON values")

@@ -1,0 +1,278 @@
+"""Tokenizers rebuilt from GGUF metadata.
+
+Keys and token types are those of the GGUF specification (`tokenizer.ggml.*`). Two families are known: `llama`
+(SentencePiece byte-pair pieces with scores) and `gpt2` (byte-level byte pairs with a merge table).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as Backend
+
+from colibri.errors import FormatError, UnsupportedError
+from colibri.text import pretokenizers
+from colibri.text.metadata import TokenizerMetadata
+from colibri.text.pieces import BYTE_ALPHABET, Style, Vocabulary
+
+TOKENS = "tokenizer.ggml.tokens"
+SCORES = "tokenizer.ggml.scores"
+TYPES = "tokenizer.ggml.token_type"
+MERGES = "tokenizer.ggml.merges"
+MODEL = "tokenizer.ggml.model"
+PRE = "tokenizer.ggml.pre"
+
+_SPACE = "\u2581"
+_CONTROL_LIKE = re.compile(r"<\|\w+\|>|<s>|</s>|<unk>|<pad>|<(bos|eos|start_of_turn|end_of_turn)>")
+Note = Callable[[str], None]
+
+
+class TokenType(IntEnum):
+    """What `tokenizer.ggml.token_type` says of a token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def read_tokens(metadata: TokenizerMetadata) -> list[str]:
+    """The vocabulary's pieces by id."""
+    tokens = metadata.strings(TOKENS)
+    if not tokens:
+        raise metadata.error(TOKENS, "an empty array" if tokens is not None else "nothing", "the vocabulary's pieces")
+    return tokens
+
+
+def read_types(metadata: TokenizerMetadata, pieces: Sequence[str], named: Iterable[int] = ()) -> list[int]:
+    """Token types by id. Without the key, the `named` ids and what looks like a control token are taken for one."""
+    types = metadata.integers(TYPES, len(pieces))
+    if types is not None:
+        return types
+    marked = [TokenType.CONTROL if _CONTROL_LIKE.fullmatch(piece) else TokenType.NORMAL for piece in pieces]
+    for token in named:
+        marked[token] = TokenType.CONTROL
+    return [int(kind) for kind in marked]
+
+
+def family(metadata: TokenizerMetadata) -> str:
+    """`llama` or `gpt2`."""
+    model = metadata.string(MODEL)
+    if model is None:
+        raise metadata.error(MODEL, "nothing", "'llama' or 'gpt2'")
+    if model not in _BUILDERS:
+        known = " and ".join(sorted(_BUILDERS))
+        raise UnsupportedError(
+            f"{metadata.file}: {MODEL}: found {model!r}, but only {known} tokenizers can be rebuilt from a GGUF file. "
+            "Load the checkpoint's directory with its tokenizer.json instead."
+        )
+    return model
+
+
+def choose_pre_tokenizer(metadata: TokenizerMetadata) -> tuple[pretokenizers.PreTokenizer, str | None]:
+    """How a gpt2-family file wants its text split, and what is wrong with that, if anything."""
+    return pretokenizers.choose(metadata.string(PRE), metadata.string("general.architecture") or "")
+
+
+def build(metadata: TokenizerMetadata, named: Iterable[int], note: Note) -> Vocabulary:
+    """The vocabulary of a GGUF file whose begin and end tokens are the `named` ids.
+
+    Raises FormatError naming the key for missing or contradictory metadata, UnsupportedError for other families.
+    """
+    builder = _BUILDERS[family(metadata)]
+    pieces = read_tokens(metadata)
+    types = read_types(metadata, pieces, named)
+    return builder(metadata, _distinct(pieces, note), types, note)
+
+
+def _distinct(pieces: list[str], note: Note) -> list[str]:
+    """Every piece different, since the backend finds ids by piece; the first holder keeps it."""
+    if len(set(pieces)) == len(pieces):
+        return pieces
+    distinct: list[str] = []
+    taken: set[str] = set()
+    repeated = 0
+    for token, piece in enumerate(pieces):
+        if piece in taken:
+            repeated += 1
+            piece = f"{piece}[repeated {token}]"
+        taken.add(piece)
+        distinct.append(piece)
+    note(f"{TOKENS}: {repeated} pieces appear more than once; text is encoded with the first id of each.")
+    return distinct
+
+
+def _has_surrogate(piece: str) -> bool:
+    try:
+        piece.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _encodable(pieces: Sequence[str]) -> dict[str, int]:
+    """Piece to id for the backend, which takes valid Unicode only; the others are never produced by encoding."""
+    if not _has_surrogate("".join(pieces)):
+        return {piece: token for token, piece in enumerate(pieces)}
+    return {f"[invalid {token}]" if _has_surrogate(piece) else piece: token for token, piece in enumerate(pieces)}
+
+
+def _build_gpt2(metadata: TokenizerMetadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
+    merges = metadata.pairs(MERGES)
+    if not merges:
+        found = "nothing" if merges is None else "an empty array"
+        raise metadata.error(MERGES, found, "the merge table of a gpt2 tokenizer")
+    pre, _ = choose_pre_tokenizer(metadata)
+    missing = len(BYTE_ALPHABET.keys() - set(pieces))
+    if missing:
+        note(f"{TOKENS}: {missing} of the 256 single-byte pieces are missing; such bytes of a text are dropped.")
+    model = _byte_pairs(metadata, pieces, merges, ignore_merges=pre.ignore_merges)
+    backend = Backend(model)
+    normalizer = pre.normalizer()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = pre.splitter()
+    backend.decoder = decoders.ByteLevel()
+    return _finish(backend, pieces, types, "byte_level", strip=False)
+
+
+def _build_llama(metadata: TokenizerMetadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
+    prefix = metadata.boolean("tokenizer.ggml.add_space_prefix") is not False
+    pieces = _written_spaces(pieces, types)
+    scores = metadata.floats(SCORES, len(pieces))
+    merges = metadata.pairs(MERGES)
+    if not merges:
+        if scores is None:
+            raise metadata.error(SCORES, "nothing", "the pieces' scores")
+        merges = merges_from_scores(pieces, _ranks(pieces, types, scores, note), types)
+    model = _byte_pairs(
+        metadata, pieces, merges, unk_token=_unknown(metadata, pieces, types), fuse_unk=True, byte_fallback=True
+    )
+    backend = Backend(model)
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
+    if prefix:
+        spaces.insert(0, normalizers.Prepend(_SPACE))
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _finish(backend, pieces, types, "sentencepiece", strip=prefix)
+
+
+def _written_spaces(pieces: list[str], types: list[int]) -> list[str]:
+    """User-defined pieces as they stand in a text, since they are looked for before spaces are rewritten."""
+    known = set(pieces)
+    written = list(pieces)
+    for token, kind in enumerate(types):
+        text = pieces[token].replace(_SPACE, " ")
+        if kind == TokenType.USER_DEFINED and text not in known:
+            written[token] = text
+    return written
+
+
+def _ranks(pieces: list[str], types: list[int], scores: list[float], note: Note) -> list[float]:
+    """The scores, or, where a converter left one value for all, the order of the ids (higher is better)."""
+    normal = [score for score, kind in zip(scores, types, strict=True) if kind == TokenType.NORMAL]
+    if len(normal) < 2 or len(set(normal)) > 1:
+        return scores
+    note(f"{SCORES}: all scores are equal; pieces are merged in the order of their ids.")
+    return [-float(token) for token in range(len(pieces))]
+
+
+def merges_from_scores(pieces: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    """The merge table that SentencePiece's scores imply: every split of a piece into two pieces, best piece first.
+
+    Splits of one piece are in the order of their parts' ids, as in the tokenizer.json files published for Llama.
+    """
+    apart = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
+    ids = {piece: token for token, piece in enumerate(pieces) if types[token] not in apart}
+    splits: list[tuple[float, str, str]] = []
+    for piece, token in ids.items():
+        found = [
+            (ids[left], ids[right], left, right)
+            for at in range(1, len(piece))
+            if (left := piece[:at]) in ids and (right := piece[at:]) in ids
+        ]
+        found.sort()
+        splits.extend((scores[token], left, right) for _, _, left, right in found)
+    splits.sort(key=lambda split: -split[0])
+    return [(left, right) for _, left, right in splits]
+
+
+def _unknown(metadata: TokenizerMetadata, pieces: Sequence[str], types: Sequence[int]) -> str | None:
+    token = metadata.integer("tokenizer.ggml.unknown_token_id")
+    if token is None:
+        token = next((index for index, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
+    return pieces[token] if token is not None and 0 <= token < len(pieces) else None
+
+
+def _byte_pairs(
+    metadata: TokenizerMetadata,
+    pieces: Sequence[str],
+    merges: list[tuple[str, str]],
+    *,
+    unk_token: str | None = None,
+    fuse_unk: bool = False,
+    byte_fallback: bool = False,
+    ignore_merges: bool = False,
+) -> models.BPE:
+    try:
+        return models.BPE(
+            vocab=_encodable(pieces),
+            merges=merges,
+            unk_token=unk_token,
+            fuse_unk=fuse_unk,
+            byte_fallback=byte_fallback,
+            ignore_merges=ignore_merges,
+        )
+    except Exception as error:  # the library raises bare exceptions
+        raise _explain(metadata, pieces, merges, error) from None
+
+
+def _explain(
+    metadata: TokenizerMetadata, pieces: Sequence[str], merges: Sequence[tuple[str, str]], error: Exception
+) -> FormatError:
+    known = set(pieces)
+    for left, right in merges:
+        for piece in (left, right, left + right):
+            if piece not in known:
+                found = f"{left!r} + {right!r}, but no token {piece!r}"
+                return metadata.error(MERGES, found, "pieces of the vocabulary")
+    return metadata.error(MERGES, f"a table that the tokenizer refuses ({error})", "pairs of pieces")
+
+
+def _finish(backend: Backend, pieces: list[str], types: list[int], style: Style, *, strip: bool) -> Vocabulary:
+    special = [t for t, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
+    defined = [t for t, kind in enumerate(types) if kind == TokenType.USER_DEFINED]
+    _add(backend, pieces, special, special=True)
+    _add(backend, pieces, defined, special=False)
+    return Vocabulary(
+        backend=backend,
+        pieces=pieces,
+        special=frozenset(special),
+        literal=frozenset(special) | frozenset(defined),
+        style=style,
+        strip_leading_space=strip,
+    )
+
+
+def _add(backend: Backend, pieces: Sequence[str], tokens: Iterable[int], *, special: bool) -> None:
+    """Split these off before anything else, in the text as it is written."""
+    added = [
+        AddedToken(pieces[token], special=special, normalized=False)
+        for token in tokens
+        if pieces[token] and not _has_surrogate(pieces[token])
+    ]
+    if special:
+        backend.add_special_tokens(added)
+    else:
+        backend.add_tokens(added)
+
+
+_BUILDERS: dict[str, Callable[[TokenizerMetadata, list[str], list[int], Note], Vocabulary]] = {
+    "gpt2": _build_gpt2,
+    "llama": _build_llama,
+}

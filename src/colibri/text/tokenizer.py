@@ -1,0 +1,249 @@
+"""One interface to the tokenizers of GGUF files and Hugging Face directories."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from colibri.errors import ArgumentError
+from colibri.text import chat, gguf_tokenizer
+from colibri.text.decoder import IncrementalDecoder
+from colibri.text.huggingface import Directory
+from colibri.text.metadata import TokenizerMetadata
+from colibri.text.pieces import Vocabulary
+from colibri.text.special_tokens import SpecialIds, end_ids
+from colibri.weights.metadata import Metadata
+
+
+class _Source(Protocol):
+    """Where a tokenizer comes from; everything but the templates is read on first use."""
+
+    notes: list[str]
+
+    def chat_templates(self) -> dict[str, str]: ...
+
+    def load(self) -> tuple[Vocabulary, SpecialIds]: ...
+
+
+class _DirectorySource:
+    def __init__(self, path: Path) -> None:
+        self.notes: list[str] = []
+        self._directory = Directory(path)
+
+    def chat_templates(self) -> dict[str, str]:
+        return self._directory.chat_templates()
+
+    def load(self) -> tuple[Vocabulary, SpecialIds]:
+        vocabulary = self._directory.vocabulary(self.notes.append)
+        return vocabulary, self._directory.special_ids(vocabulary.backend, vocabulary.encodes_special)
+
+
+class _GGUFSource:
+    def __init__(self, values: Mapping[str, Any], file: Path | None) -> None:
+        self.notes: list[str] = []
+        if file is None and isinstance(values, Metadata):
+            file = values.source
+        self._metadata = TokenizerMetadata(values, str(file or "GGUF metadata"))
+        self._values = values
+        self._add_bos_default = True
+        if gguf_tokenizer.family(self._metadata) == "gpt2":
+            pre, doubt = gguf_tokenizer.choose_pre_tokenizer(self._metadata)
+            self._add_bos_default = pre.add_bos
+            if doubt is not None:
+                self.notes.append(f"{self._metadata.file}: {doubt}")
+                warnings.warn(self.notes[-1], stacklevel=4)
+
+    def chat_templates(self) -> dict[str, str]:
+        prefix = "tokenizer.chat_template"
+        templates: dict[str, str] = {}
+        for key in self._values:
+            if key == prefix or key.startswith(prefix + "."):
+                template = self._metadata.string(key)
+                if template is not None:
+                    templates[key.removeprefix(prefix).removeprefix(".") or "default"] = template
+        return templates
+
+    def load(self) -> tuple[Vocabulary, SpecialIds]:
+        pieces = gguf_tokenizer.read_tokens(self._metadata)
+        ids = self._special_ids(len(pieces))
+        named = [token for token in (ids.bos, *ids.ends) if token is not None]
+        return gguf_tokenizer.build(self._metadata, named, self.notes.append), ids
+
+    def _special_ids(self, size: int) -> SpecialIds:
+        llama = gguf_tokenizer.family(self._metadata) == "llama"
+        bos = self._id("bos_token_id", size, 1 if llama else None)
+        eos = self._id("eos_token_id", size, 2 if llama else None)
+        ends = {eos, *(self._id(name, size, None) for name in ("eot_token_id", "eom_token_id"))}
+        add_bos = self._metadata.boolean("tokenizer.ggml.add_bos_token")
+        return SpecialIds(
+            bos=bos,
+            eos=eos,
+            ends=frozenset(token for token in ends if token is not None),
+            add_bos=bos is not None and (self._add_bos_default if add_bos is None else add_bos),
+            add_eos=eos is not None and self._metadata.boolean("tokenizer.ggml.add_eos_token") is True,
+        )
+
+    def _id(self, name: str, size: int, default: int | None) -> int | None:
+        key = f"tokenizer.ggml.{name}"
+        token = self._metadata.integer(key)
+        if token is None:
+            token = default
+        if token is not None and not 0 <= token < size:
+            # Writers put -1 or the like where a model has no such token.
+            self.notes.append(f"{self._metadata.file}: {key}: {token} is outside the vocabulary of {size}; ignored.")
+            return None
+        return token
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    The vocabulary is read on first use, so a checkpoint can be looked at without it. `notes` are sentences about the
+    checkpoint that a user should see (they grow when the vocabulary is read).
+    """
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is doubtful about this tokenizer."""
+        return tuple(self._source.notes)
+
+    @cached_property
+    def _loaded(self) -> tuple[Vocabulary, SpecialIds]:
+        return self._source.load()
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return self._loaded[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the tokenizer knows; a model's output may be padded beyond it."""
+        return len(self._vocabulary.pieces)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, whether or not it is added."""
+        return self._loaded[1].bos
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that templates call eos_token."""
+        return self._loaded[1].eos
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` begins with the begin token."""
+        return self.bos_id is not None and self.encode("")[:1] == [self.bos_id]
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a reply: those the checkpoint names, and control tokens named like an end of turn."""
+        control = {
+            piece: token for token in self._vocabulary.special if (piece := self._vocabulary.pieces[token]) is not None
+        }
+        return end_ids(control, self._loaded[1].ends)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Ids of a text. Special and added tokens written out in it become their ids.
+
+        `add_special`: with the begin (and end) token where the checkpoint asks for it; give False for a rendered chat,
+        whose template has written them already. Raises ArgumentError when `text` is not a string.
+        """
+        if not isinstance(text, str):
+            raise ArgumentError(f"text: found {type(text).__name__}, expected a string")
+        vocabulary, special = self._loaded
+        ids: list[int] = vocabulary.backend.encode(_valid(text), add_special_tokens=add_special).ids
+        if add_special and special.add_bos and special.bos is not None:
+            ids.insert(0, special.bos)
+        if add_special and special.add_eos and special.eos is not None:
+            ids.append(special.eos)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""
+        decoder = self.decoder(skip_special=skip_special)
+        return "".join([*map(decoder.feed, ids), decoder.finish()])
+
+    def decoder(self, *, skip_special: bool = True, continues: bool = False) -> IncrementalDecoder:
+        """For text that arrives id by id; `continues` keeps a leading space, for text that goes on from a prompt."""
+        return IncrementalDecoder(self._vocabulary, skip_special=skip_special, continues=continues)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes that an id adds to the text; empty for an id without a token."""
+        return self._vocabulary.piece_bytes(token)
+
+    def token_text(self, token: int) -> str:
+        """`token_bytes` for display, with U+FFFD for parts of characters."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def token_id(self, piece: str) -> int | None:
+        """Id of a special or added token by its text (or of any piece by its spelling in the vocabulary)."""
+        token: int | None = self._vocabulary.backend.token_to_id(piece)
+        return token
+
+    def is_special(self, token: int) -> bool:
+        """Whether an id is a control token, no part of the text."""
+        return token in self._vocabulary.special
+
+    @cached_property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The checkpoint's templates by name."""
+        return self._source.chat_templates()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The plain chat template, where the checkpoint has one."""
+        return self.chat_templates.get("default")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as the prompt that the model was trained on; encode it with `add_special=False`.
+
+        `variables` are passed to the template (such as enable_thinking). Raises ArgumentError with the template's own
+        message where it refuses the conversation.
+        """
+        template = self.chat_templates.get("tool_use") if tools else None
+        template = template or self.chat_template
+        if template is None:
+            template = chat.fallback_template(self.token_id("<|im_start|>"), self.token_id("<|im_end|>"))
+            note = "The checkpoint has no chat template; a generic one is used."
+            if note not in self._source.notes:
+                self._source.notes.append(note)
+        special = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        tokens = {name: self._piece(token) for name, token in special.items() if token is not None}
+        return chat.render_chat(
+            template, messages, tools, add_generation_prompt, variables={**tokens, **(variables or {})}
+        )
+
+    def _piece(self, token: int) -> str:
+        return self._vocabulary.pieces[token] or ""
+
+
+def _valid(text: str) -> str:
+    """Lone surrogates (a client's broken JSON escape) become U+FFFD, as decoders do with broken bytes."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def load_tokenizer(source: str | Path | Mapping[str, Any], *, file: Path | None = None) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    `source`: a Hugging Face directory or the path of its tokenizer.json, or the metadata of a GGUF file (which `file`
+    names in errors). Raises FileError, FormatError or UnsupportedError; what is wrong inside the vocabulary is
+    raised when it is first used.
+    """
+    if isinstance(source, (str, Path)):
+        return Tokenizer(_DirectorySource(Path(source)))
+    return Tokenizer(_GGUFSource(source, file))
