@@ -12,7 +12,7 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,7 @@ from colibri.errors import FileError
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
-CACHED_PIECE = 256 << 10  # stays in L2 between the copy out of the page cache and the tiling
-DIRECT_PIECE = 1 << 20  # below about 1 MiB a disk does not reach its rate with few requests in flight
+PIECE = 512 << 10  # large enough for the disk's rate with few reads in flight, small enough to be tiled from L2
 STRIPE = 16  # rows of a tile
 
 log = logging.getLogger("colibri")
@@ -93,7 +92,7 @@ class ReadCounters:
         self.direct_bytes = 0
 
     def add(self, nbytes: int, direct: bool) -> None:
-        """Count one tensor read."""
+        """Count one read."""
         with self._lock:
             if direct:
                 self.direct_bytes += nbytes
@@ -115,27 +114,28 @@ class ExpertReader:
     def __init__(self, largest_stripe: int, direct: bool = True, read: PositionedRead = _read) -> None:
         self._direct = direct
         self._read = read
-        self._staging_bytes = max(DIRECT_PIECE, largest_stripe) + 2 * ALIGNMENT
+        self._staging_bytes = max(PIECE, largest_stripe) + 2 * ALIGNMENT
         self._files: dict[Path, _File] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
         self.counters = ReadCounters()
         self.assume_uncached = False  # to measure and test direct reads
 
-    def load(self, tensor: ops.Tensor, info: TensorInfo) -> None:
-        """Fill a tiled tensor with the rows that `info` describes."""
-        file = self._open(info.file)
-        rows, _ = info.shape
-        row_bytes = info.row_bytes
-        direct = file.direct and (self.assume_uncached or not file.cached(info.offset, info.nbytes))
-        piece = DIRECT_PIECE if direct else CACHED_PIECE
-        step = max(STRIPE, piece // row_bytes // STRIPE * STRIPE)
-        staging = self._staging()
+    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, int]]:
+        """(first row, rows) of the pieces in which a matrix is read; any thread may read any of them."""
+        rows = info.shape[0]
+        step = max(STRIPE, PIECE // info.row_bytes // STRIPE * STRIPE)
         for first in range(0, rows, step):
-            count = min(step, rows - first)
-            data = self._fetch(file, staging, info.offset + first * row_bytes, count * row_bytes, direct)
-            ops.tile(tensor, data, first, count)
-        self.counters.add(info.nbytes, direct)
+            yield first, min(step, rows - first)
+
+    def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
+        """Read `count` rows from `first` on and tile them into their place."""
+        file = self._open(info.file)
+        row_bytes = info.row_bytes
+        offset, nbytes = info.offset + first * row_bytes, count * row_bytes
+        direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
+        ops.tile(tensor, self._fetch(file, self._staging(), offset, nbytes, direct), first, count)
+        self.counters.add(nbytes, direct)
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""

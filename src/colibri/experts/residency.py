@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from colibri import ops
-from colibri.errors import ColibriError
+from colibri.experts.loading import Job, Loader
 from colibri.experts.policy import LeastRecentlyUsed, Policy
 from colibri.experts.reading import STRIPE, ExpertReader
 from colibri.experts.slots import Slot, SlotPool
@@ -19,19 +19,6 @@ from colibri.weights.file_reader import FileReader
 
 READERS = 2
 Part = tuple[ops.ExpertTable, "ops.Tensor | None"]
-
-
-class _Job:
-    """One expert on its way into a slot."""
-
-    __slots__ = ("done", "error", "key", "slot", "started")
-
-    def __init__(self, key: int, slot: Slot) -> None:
-        self.key = key
-        self.slot = slot
-        self.started = False
-        self.done = False
-        self.error: ColibriError | None = None
 
 
 class Residency:
@@ -74,14 +61,10 @@ class Residency:
         self._slots: list[Slot | None] = [None] * keys
         self._leases: dict[int, int] = {}  # key -> how many parts use it now
         self._layer_leases = [0] * store.layers
-        self._loading: dict[int, _Job] = {}
-        self._queue: deque[_Job] = deque()
+        self._loading: dict[int, Job] = {}
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # readers wait for jobs
         self._change = threading.Condition(self._lock)  # requesters wait for arrivals and slots
-        self._closed = False
-        self._reader_count = readers
-        self._threads: list[threading.Thread] = []
+        self._loader = Loader(self.reader, self._lock, self._finished, readers)
         self._bounded = limits is not None
 
     def _keys_of(self, layer: int) -> list[int]:
@@ -142,10 +125,10 @@ class Residency:
         """Parts of a step of which some experts are not here; `held` are, and are leased."""
         table, base = self._tables[layer], self._layer_keys[layer][0]
         todo: deque[int] = deque(missing)
-        jobs: dict[int, _Job] = {}
+        jobs: dict[int, Job] = {}
         try:
             with self._lock:
-                self._start(todo, jobs)
+                held = held + self._start(todo, jobs)
             while held or jobs or todo:
                 if held:
                     yield table, _only(held, base)
@@ -155,24 +138,23 @@ class Residency:
         finally:
             self._release([*held, *jobs])
 
-    def _arrivals(self, todo: deque[int], jobs: dict[int, _Job]) -> list[int]:
+    def _arrivals(self, todo: deque[int], jobs: dict[int, Job]) -> list[int]:
         """Wait for, or read, experts of this step; those that are here now move from `jobs` to the result."""
         while jobs or todo:
             with self._lock:
-                self._start(todo, jobs)
-                arrived = [key for key, job in jobs.items() if job.done]
-                for key in arrived:
-                    if (error := jobs[key].error) is not None:
-                        raise error
+                for job in jobs.values():
+                    if job.error is not None:
+                        raise job.error
+                arrived = self._start(todo, jobs) + [key for key, job in jobs.items() if job.done]
                 if arrived:
                     for key in arrived:
-                        del jobs[key]
+                        jobs.pop(key, None)
                     return arrived
-                job = self._next_job()
-                if job is None:
+                taken = self._loader.take(urgent_only=True)
+                if taken is None:
                     self._change.wait()
                     continue
-            self._run(job)
+            self._loader.read(*taken)
         return []
 
     # ---- what is here --------------------------------------------------------------------------------------------
@@ -208,25 +190,34 @@ class Residency:
         for key in keys:
             leases[key] = leases.get(key, 0) + 1
 
-    def _start(self, todo: deque[int], jobs: dict[int, _Job]) -> None:
-        """Begin reading as many of `todo` as slots can be had for; each is leased for this step from now on."""
+    def _start(self, todo: deque[int], jobs: dict[int, Job]) -> list[int]:
+        """Begin reading as many of `todo` as slots can be had for; the result came meanwhile, for another requester.
+
+        Each is leased for this step from now on.
+        """
+        here: list[int] = []
         while todo:
             key = todo[0]
             job = self._loading.get(key)
-            if job is None:
-                if self._present[key]:  # came meanwhile, for another requester
-                    job = _Job(key, _slot_of(self._slots, key))
-                    job.done = True
-                else:
-                    slot = self._find_slot(key)
-                    if slot is None:
-                        return
-                    job = self._loading[key] = _Job(key, slot)
-                    self._queue.append(job)
-                    self._wake_reader()
-            todo.popleft()
-            self._lease((key,))
-            jobs[key] = job
+            if job is not None:
+                self._loader.hurry(job)
+            elif self._present[key]:
+                here.append(key)
+            elif (job := self._begin(key, urgent=True)) is None:
+                break
+            self._lease((todo.popleft(),))
+            if job is not None:
+                jobs[key] = job
+        return here
+
+    def _begin(self, key: int, urgent: bool) -> Job | None:
+        """Queue one expert, or None when there is no slot for it."""
+        slot = self._find_slot(key)
+        if slot is None:
+            return None
+        job = self._loader.submit(key, slot, self.store.expert(*divmod(key, self._experts)), urgent)
+        self._loading[key] = job
+        return job
 
     def _find_slot(self, key: int) -> Slot | None:
         pool = self._pools[self.store.layouts[key // self._experts]]
@@ -259,20 +250,6 @@ class Residency:
         self.counters.evicted += 1
         self._pools[self.store.layouts[layer]].give_back(slot)
 
-    def _next_job(self) -> _Job | None:
-        if not self._queue:
-            return None
-        job = self._queue.popleft()
-        job.started = True
-        return job
-
-    def _wake_reader(self) -> None:
-        if len(self._threads) < self._reader_count:
-            thread = threading.Thread(target=self._serve, name=f"expert-reader-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._work.notify()
-
     # ---- outside the lock ----------------------------------------------------------------------------------------
 
     def _release(self, keys: Sequence[int]) -> None:
@@ -288,51 +265,27 @@ class Residency:
                     del leases[key]
             self._change.notify_all()
 
-    def _run(self, job: _Job) -> None:
-        """Read one expert; whatever happens, its requesters learn of it."""
+    def _finished(self, job: Job) -> None:
+        """Called under the lock when the last piece of an expert was read, or one could not be."""
+        del self._loading[job.key]
         layer, number = divmod(job.key, self._experts)
-        expert = self.store.expert(layer, number)
-        try:
-            for tensor, part in zip(job.slot.tensors, expert.parts, strict=True):
-                self.reader.load(tensor, part)
-        except ColibriError as error:
-            job.error = error
-        except Exception as error:  # a reader thread must not die with a requester waiting
-            job.error = ColibriError(f"layer {layer}, expert {number} could not be read: {error!r}")
-        with self._lock:
-            del self._loading[job.key]
-            if job.error is None:
-                self._install(job, layer, number, expert.nbytes)
-            else:
-                self._pools[self.store.layouts[layer]].give_back(job.slot)
-            job.done = True
-            self._change.notify_all()
+        if job.error is None:
+            self._install(job, layer, number, job.expert.nbytes)
+        else:
+            self._pools[self.store.layouts[layer]].give_back(job.slot)
+        job.done = True
+        self._change.notify_all()
 
-    def _install(self, job: _Job, layer: int, number: int, nbytes: int) -> None:
+    def _install(self, job: Job, layer: int, number: int, nbytes: int) -> None:
         self._tables[layer].set(number, *job.slot.tensors, *self._biases[layer][number])
         self._slots[job.key] = job.slot
         self._present[job.key] = 1
         self._absent[layer] -= 1
         self.counters.bytes_read += nbytes
 
-    def _serve(self) -> None:
-        while True:
-            with self._lock:
-                while not self._closed and not self._queue:
-                    self._work.wait()
-                if self._closed:
-                    return
-                job = self._next_job()
-            if job is not None:
-                self._run(job)
-
     def close(self) -> None:
-        """Stop the readers."""
-        with self._lock:
-            self._closed = True
-            self._work.notify_all()
-        for thread in self._threads:
-            thread.join()
+        """Stop the readers and close the files."""
+        self._loader.close()
         self.reader.close()
 
 

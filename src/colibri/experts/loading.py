@@ -1,0 +1,129 @@
+"""Experts on their way into slots: a queue of pieces to read and the threads that read them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from colibri import ops
+from colibri.errors import ColibriError
+from colibri.experts.reading import ExpertReader
+from colibri.experts.slots import Slot
+from colibri.experts.store import Expert
+from colibri.weights.tensor_info import TensorInfo
+
+Piece = tuple[ops.Tensor, TensorInfo, int, int]
+
+
+class Job:
+    """One expert being read; its pieces may be read by several threads at once."""
+
+    __slots__ = ("done", "error", "expert", "key", "pending", "pieces", "slot", "urgent")
+
+    def __init__(self, key: int, slot: Slot, expert: Expert, pieces: deque[Piece], urgent: bool) -> None:
+        self.key = key
+        self.slot = slot
+        self.expert = expert
+        self.pieces = pieces
+        self.pending = len(pieces)
+        self.urgent = urgent
+        self.done = False
+        self.error: ColibriError | None = None
+
+
+class Loader:
+    """Reads jobs, urgent ones first, by up to `threads` threads of its own and whoever calls `help`.
+
+    `lock` guards the queue and is the owner's; `finished` is called under it when a job's last piece is read or given
+    up. Threads start with the first job.
+    """
+
+    def __init__(
+        self, reader: ExpertReader, lock: threading.Lock, finished: Callable[[Job], None], threads: int
+    ) -> None:
+        self._reader = reader
+        self._lock = lock
+        self._finished = finished
+        self._limit = threads
+        self._urgent: deque[Job] = deque()
+        self._idle: deque[Job] = deque()
+        self._work = threading.Condition(lock)
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    # ---- under the owner's lock ----------------------------------------------------------------------------------
+
+    def submit(self, key: int, slot: Slot, expert: Expert, urgent: bool) -> Job:
+        """Queue one expert."""
+        pieces: deque[Piece] = deque()
+        for tensor, info in zip(slot.tensors, expert.parts, strict=True):
+            pieces.extend((tensor, info, first, count) for first, count in self._reader.pieces(info))
+        job = Job(key, slot, expert, pieces, urgent)
+        (self._urgent if urgent else self._idle).append(job)
+        if len(self._threads) < self._limit:
+            thread = threading.Thread(target=self._serve, name=f"expert-reader-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.notify(min(len(pieces), self._limit))
+        return job
+
+    def hurry(self, job: Job) -> None:
+        """Read a job that was not urgent before all others: somebody waits for it."""
+        if not job.urgent:
+            job.urgent = True
+            if job.pieces:
+                self._idle.remove(job)
+                self._urgent.appendleft(job)
+
+    def take(self, urgent_only: bool = False) -> tuple[Job, Piece] | None:
+        """The next piece to read, which the caller must pass to `read`."""
+        queue = self._urgent if self._urgent else self._idle
+        if not queue or (urgent_only and queue is self._idle):
+            return None
+        job = queue[0]
+        piece = job.pieces.popleft()
+        if not job.pieces:
+            queue.popleft()
+        return job, piece
+
+    # ---- without the lock ----------------------------------------------------------------------------------------
+
+    def read(self, job: Job, piece: Piece) -> None:
+        """Read one piece; whatever happens, the job's requesters learn of it."""
+        error: ColibriError | None = None
+        try:
+            self._reader.load_piece(*piece)
+        except ColibriError as refusal:
+            error = refusal
+        except Exception as defect:  # a reader thread must not die while somebody waits
+            error = ColibriError(f"{piece[1].file}: {piece[1].name} could not be read: {defect!r}")
+        with self._lock:
+            if error is not None:
+                job.error = job.error or error
+                if job.pieces:  # not worth reading any more
+                    (self._urgent if job.urgent else self._idle).remove(job)
+                    job.pending -= len(job.pieces)
+                    job.pieces.clear()
+            job.pending -= 1
+            if not job.pending:
+                self._finished(job)
+
+    def close(self) -> None:
+        """Stop the threads; what is queued is not read."""
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and not self._urgent and not self._idle:
+                    self._work.wait()
+                if self._closed:
+                    return
+                taken = self.take()
+            if taken is not None:
+                self.read(*taken)
