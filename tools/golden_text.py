@@ -20,7 +20,7 @@ QWEN2_SPLIT = (
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """tokenizer.json, tokenizer_config.json and generation_config.json; ids 0..2 are special, then bytes, then merges."""
+    """Write tokenizer.json and its settings; ids 0..2 are special, then come bytes, then merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = SPECIALS + alphabet + ["".join(pair) for pair in MERGES]
     vocab = {word: number for number, word in enumerate(words)}

@@ -3,8 +3,9 @@
     PYTHONPATH=<a folder with the gguf package> python tools/make_golden.py [NAME ...]
 
 Needs torch, transformers, tokenizers and gguf; the test suite needs none of torch and transformers. Every case is a
-directory with config.json, model.safetensors and golden.npz (ids, logits of a float32 eager forward pass); some add the
-same weights as model.gguf, mapped here by hand so that the engine's own reader and writer are not their own judge.
+directory with config.json, model.safetensors and golden.npz: ids, logits of a float32 eager forward pass, and the same
+with keys and values rounded to float16 as the engine's cache does, which leaves room for a sharp comparison. Some add
+the weights as model.gguf, mapped here by hand so that the engine's own reader and writer are not their own judge.
 Seeds are searched until no router decision and no first place among the logits is close.
 """
 
@@ -14,7 +15,9 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +149,22 @@ def search(model: torch.nn.Module, case: Case) -> Iterator[tuple[np.ndarray, np.
             yield ids[0].numpy().astype(np.int32), logits
 
 
+@contextmanager
+def half_cache(kind: str) -> Iterator[None]:
+    """Attention on keys and values that went through float16."""
+    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    plain = module.eager_attention_forward
+
+    def rounded(owner: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        return plain(owner, query, key.half().float(), value.half().float(), *rest, **named)
+
+    module.eager_attention_forward = rounded
+    try:
+        yield
+    finally:
+        module.eager_attention_forward = plain
+
+
 def legacy(config: dict[str, Any]) -> dict[str, Any]:
     """The same configuration as files written before transformers 5 have it."""
     rope = dict(config.pop("rope_parameters"))
@@ -170,12 +189,15 @@ def write(name: str, case: Case) -> None:
     ids, logits = next(search(model, case))
     directory = GOLDEN / name
     shutil.rmtree(directory, ignore_errors=True)
+    with half_cache(case.kind):
+        logits_half = model(torch.from_numpy(ids)[None].long()).logits[0].numpy()
     frequencies, factor = inverse_frequencies(model)
     model.to(DTYPES[case.dtype]).save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(
-        directory / "golden.npz", ids=ids, logits=logits, inverse_frequencies=frequencies, attention_factor=factor
-    )
+        directory / "golden.npz", ids=ids, logits=logits, logits_half=logits_half, inverse_frequencies=frequencies,
+        attention_factor=factor,
+    )  # fmt: skip
     path = directory / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(legacy(config) if case.legacy_config else config, indent=1) + "\n")
@@ -185,7 +207,7 @@ def write(name: str, case: Case) -> None:
         write_gguf(directory, case.kind, case.config, layout, frequencies)
     (directory / "model.safetensors").chmod(0o644)
     size = sum(file.stat().st_size for file in directory.iterdir())
-    print(f"{name}: {size / 1000:.0f} kB, logits {logits.min():.2f} to {logits.max():.2f}, lead {logit_gap(logits):.4f}")
+    print(f"{name}: {size / 1000:.0f} kB, logits {logits.min():.2f}..{logits.max():.2f}, lead {logit_gap(logits):.4f}")
 
 
 def main(names: list[str]) -> None:
@@ -199,4 +221,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.modules["make_golden"] = sys.modules["__main__"]  # golden_gguf asks for it by name
     main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""Colibri: Mixture-of-Experts language models on CPUs.
+
+    model = colibri.load("model.gguf")
+    for token in model.generate("Once upon a time", colibri.SamplingParams(max_tokens=50)):
+        print(token.text, end="")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from colibri.errors import ColibriError
+
+if TYPE_CHECKING:
+    from colibri.config import SamplingParams, Token
+    from colibri.engine import infer, load
+    from colibri.engine.model import Model
+
+__all__ = ["ColibriError", "Model", "SamplingParams", "Token", "__version__", "infer", "load"]
+
+try:
+    __version__ = version("colibri-moe")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.0.0"
+
+_HOMES = {  # imported when first used, so that `colibri --help` and small tools start fast
+    "SamplingParams": "colibri.config",
+    "Token": "colibri.config",
+    "Model": "colibri.engine.model",
+    "infer": "colibri.engine",
+    "load": "colibri.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colibri' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

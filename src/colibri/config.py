@@ -1,0 +1,228 @@
+"""Every setting: how a model is loaded, how tokens are chosen, and what a model is made of.
+
+All are frozen and checked when made: a wrong value raises ArgumentError naming the field, what was found and what was
+expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from colibri.errors import ArgumentError
+
+Precision = Literal["fast", "exact"]
+Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
+QueryKeyNorm = Literal["none", "head", "full"]
+RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_MAX_TOKENS = 128
+
+
+def _refuse(name: str, found: Any, expected: str) -> None:
+    raise ArgumentError(f"{name}: found {found!r}, expected {expected}")
+
+
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise ArgumentError unless value is an integer within low..high."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer within {low}..{high}")
+
+
+def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise ArgumentError unless value is a finite number within low..high (above low when open)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value > high or value < low or (open_low and value == low):
+        bound = f"above {low}" if open_low else f"of at least {low}"
+        _refuse(name, value, f"a number {bound}" if high == math.inf else f"a number {bound} and at most {high}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ArgumentError unless value is one of the choices."""
+    if value not in choices:
+        _refuse(name, value, "one of " + ", ".join(choices))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded. None means: decided from the model and the machine.
+
+    ram: bytes that the whole process may take. context: tokens of one sequence. sequences: how many may be in work at
+    once, each with a whole context. chunk: tokens of a prompt that go through the layers together.
+    """
+
+    path: Path | None = None
+    ram: int | None = None
+    threads: int | None = None
+    context: int | None = None
+    precision: Precision = "fast"
+    sequences: int = 1
+    chunk: int = 512
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", Path(self.path))
+        if self.ram is not None:
+            check_integer("ram", self.ram, 1)
+        if self.threads is not None:
+            check_integer("threads", self.threads, 1, 1024)
+        if self.context is not None:
+            check_integer("context", self.context, 1, 1 << 24)
+        check_choice("precision", self.precision, ("fast", "exact"))
+        check_integer("sequences", self.sequences, 1, 1024)
+        check_integer("chunk", self.chunk, 1, 1 << 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    temperature 0 takes the likeliest token. top_k 0, top_p 1 and min_p 0 leave all tokens in. max_tokens None is the
+    room left in the context. stop: texts that end the answer and are not part of it. ignore_eos goes on after the
+    model's end tokens. The same seed gives the same text; None draws one.
+    """
+
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 0)
+        check_number("temperature", self.temperature, 0, math.inf)
+        check_integer("top_k", self.top_k, 0)
+        check_number("top_p", self.top_p, 0, 1, open_low=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, (1 << 64) - 1)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                _refuse("stop", text, "texts that are not empty")
+        object.__setattr__(self, "stop", stop)
+        if not isinstance(self.ignore_eos, bool):
+            _refuse("ignore_eos", self.ignore_eos, "True or False")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary positions: `rotary` values of each head turn by position / theta^(2i/rotary), stretched by `scaling`.
+
+    attention_factor multiplies cosine and sine; None is what the scaling's paper proposes.
+    """
+
+    theta: float
+    rotary: int
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_number("rope.theta", self.theta, 1, math.inf, open_low=True)
+        check_integer("rope.rotary", self.rotary, 2)
+        if self.rotary % 2:
+            _refuse("rope.rotary", self.rotary, "an even number")
+        check_choice("rope.scaling", self.scaling, ("none", "linear", "yarn", "llama3", "dynamic"))
+        check_number("rope.factor", self.factor, 0, math.inf, open_low=True)
+        if self.scaling in ("yarn", "llama3", "dynamic"):
+            check_integer("rope.original_context", self.original_context, 1)
+        if self.attention_factor is not None:
+            check_number("rope.attention_factor", self.attention_factor, 0, math.inf, open_low=True)
+        for name in ("beta_fast", "beta_slow", "low_frequency_factor", "high_frequency_factor"):
+            check_number(f"rope.{name}", getattr(self, name), 0, math.inf, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a decoder of mixture-of-experts blocks is made of; built by models/<architecture>.py from the metadata.
+
+    intermediate: width of the dense feed-forward layers, where there are any. window: how many latest positions a
+    query sees, 0 for all. qk_norm: RMSNorm of queries and keys, for each head or over the full width.
+    """
+
+    architecture: str
+    name: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    experts: int
+    experts_per_token: int
+    expert_intermediate: int
+    norm_eps: float
+    rope: RopeConfig
+    renormalize: bool
+    intermediate: int = 0
+    score: Score = "softmax"
+    expert_scale: float = 1.0
+    activation: Activation = "silu"
+    qk_norm: QueryKeyNorm = "none"
+    clip_qkv: float | None = None
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {"layers": 4096, "hidden_size": 1 << 20, "heads": 1 << 12, "kv_heads": 1 << 12, "head_dim": 1 << 12,
+                 "vocab_size": 1 << 28, "context_length": 1 << 40, "experts": 1 << 16, "experts_per_token": 1 << 10,
+                 "expert_intermediate": 1 << 24}  # fmt: skip
+        for name, limit in sizes.items():
+            check_integer(name, getattr(self, name), 1, limit)
+        if self.heads % self.kv_heads:
+            _refuse("kv_heads", self.kv_heads, f"a divisor of heads ({self.heads})")
+        if self.experts_per_token > self.experts:
+            _refuse("experts_per_token", self.experts_per_token, f"at most experts ({self.experts})")
+        if self.rope.rotary > self.head_dim:
+            _refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
+        check_number("norm_eps", self.norm_eps, 0, 1)
+        check_number("expert_scale", self.expert_scale, 0, math.inf, open_low=True)
+        if self.clip_qkv is not None:
+            check_number("clip_qkv", self.clip_qkv, 0, math.inf, open_low=True)
+        check_integer("window", self.window, 0)
+
+    @property
+    def query_width(self) -> int:
+        """Values of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Values of all key heads, or all value heads."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token: the text that became final with it and ln of its probability in the model's distribution."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+def sampling_from(values: dict[str, Any]) -> SamplingParams:
+    """SamplingParams of named values; an unknown name is an ArgumentError, never ignored."""
+    known = {field.name for field in fields(SamplingParams)}
+    for name in values:
+        if name not in known:
+            raise ArgumentError(f"{name}: unknown setting, expected one of {', '.join(sorted(known))}")
+    return SamplingParams(**values)

@@ -1,0 +1,185 @@
+"""The step loop: schedule, forward, sample. Rows of several sequences go through the layers together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Sized
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.cache.kv import KeyValueCache
+from colibri.engine.scheduler import Work, schedule
+from colibri.engine.sequence import Sequence
+from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
+from colibri.layers.workspace import LOGIT_ROWS, Rows
+from colibri.models.decoder import Decoder
+
+
+class Engine:
+    """Runs sequences over one decoder and one cache. Safe to use from several threads: each step is one thread's."""
+
+    def __init__(self, decoder: Decoder, cache: KeyValueCache, chunk: int) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.steps = 0
+        self._chunk = chunk
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._lock = threading.Lock()
+        capacity = decoder.workspace.capacity
+        self._ids = decoder.workspace.ids_array
+        self._positions = np.zeros(capacity, np.int32)
+        self._numbers = np.zeros(capacity, np.int32)  # which sequence of the step a row belongs to
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it starts as soon as the cache has room for all that it may become."""
+        with self._lock:
+            if sequence.finish_reason is None:
+                self._waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence and free what it holds, now or, when a step is under way, at the next one.
+
+        Never waits: a dropped generation may be collected in the middle of a step of the same thread.
+        """
+        sequence.cancel()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._retire()
+            finally:
+                self._lock.release()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sequence waits or runs."""
+        return bool(self._running or self._waiting)
+
+    def step(self) -> None:
+        """Compute some rows and give every sequence whose rows are complete its next token.
+
+        An error of the engine ends the sequences of the step, whose keys and values are not to be trusted any more;
+        each keeps it as `error`.
+        """
+        with self._lock:
+            self._retire()
+            self._admit()
+            work = schedule(self._running, self._chunk)
+            if not work:
+                return
+            self.steps += 1
+            try:
+                rows = self._forward(work)
+                self._sample(work, rows)
+            except ColibriError as error:
+                for sequence, _ in work:
+                    sequence.fail(error)
+            except BaseException:
+                for sequence, _ in work:
+                    sequence.cancel()
+                raise
+            finally:
+                self._retire()
+
+    def advance(self, sequence: Sequence) -> None:
+        """Step until this sequence has output or has ended; raises what ended it, if something did."""
+        while not sequence.output and sequence.finish_reason is None:
+            before = self.steps
+            self.step()
+            if self.steps == before and sequence.finish_reason is None and not sequence.output:
+                raise ContextFullError(
+                    f"the key-value cache is full: {self.cache.free_blocks} of {self.cache.blocks} blocks are free and "
+                    "no sequence is running; close other generations or load with more `sequences`"
+                )
+        if sequence.error is not None and not sequence.output:
+            raise sequence.error
+
+    def infer(self, ids: Sized[int], vocab_size: int) -> NDArray[np.float32]:
+        """Logits of every position, float32 (len(ids), vocab)."""
+        try:
+            result = np.empty((len(ids), vocab_size), np.float32)
+        except MemoryError as error:
+            raise MemoryBudgetError(
+                f"logits of {len(ids)} tokens take {4 * len(ids) * vocab_size} bytes, which are not there; "
+                "infer fewer tokens at once"
+            ) from error
+        with self._lock:
+            self._retire()
+            table = self.cache.take(len(ids))
+            try:
+                for start in range(0, len(ids), self._chunk):
+                    part = ids[start : start + self._chunk]
+                    self._fill(0, 0, part, start)
+                    rows = self._run(len(part), [table])
+                    for first in range(0, len(part), LOGIT_ROWS):
+                        last = min(first + LOGIT_ROWS, len(part))
+                        result[start + first : start + last] = self.decoder.logits(rows, first, last)
+            finally:
+                self.cache.give_back(table)
+        if not np.isfinite(result).all():
+            raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged")
+        return result
+
+    # ---- one step, under the lock --------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            if len(self._running) >= self._chunk or not self.cache.has_room(sequence.capacity):
+                return
+            sequence.table = self.cache.take(sequence.capacity)
+            self._running.append(self._waiting.pop(0))
+
+    def _retire(self) -> None:
+        self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
+        for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
+            self._running.remove(sequence)
+            self.cache.give_back(sequence.table)
+
+    def _fill(self, row: int, number: int, ids: Sized[int], start: int) -> None:
+        """Rows row.. are the tokens `ids` at positions start.. of the step's sequence `number`."""
+        end = row + len(ids)
+        self._ids[row:end] = ids
+        self._positions[row:end] = start if len(ids) == 1 else np.arange(start, start + len(ids))
+        self._numbers[row:end] = number
+
+    def _run(self, count: int, tables: list[NDArray[np.int32]]) -> Rows:
+        rows = self.decoder.workspace.rows(count)
+        batch = ops.Batch(self._positions[:count], self._numbers[:count], tables)
+        self.decoder.forward(rows, batch, self.cache)
+        return rows
+
+    def _forward(self, work: list[Work]) -> Rows:
+        row = 0
+        for number, (sequence, count) in enumerate(work):
+            start = sequence.computed
+            self._fill(row, number, sequence.ids[start : start + count], start)
+            row += count
+        rows = self._run(row, [sequence.table for sequence, _ in work])
+        for sequence, count in work:
+            sequence.computed += count
+        return rows
+
+    def _sample(self, work: list[Work], rows: Rows) -> None:
+        """Next tokens of the sequences whose last known token was computed, neighbouring rows together."""
+        ready: list[tuple[int, Sequence]] = []
+        row = 0
+        for sequence, count in work:
+            row += count
+            if sequence.pending == 0:
+                ready.append((row - 1, sequence))
+        while ready:
+            group = [ready[0]]
+            while len(group) < min(len(ready), LOGIT_ROWS) and ready[len(group)][0] == group[-1][0] + 1:
+                group.append(ready[len(group)])
+            del ready[: len(group)]
+            logits = self.decoder.logits(rows, group[0][0], group[-1][0] + 1)
+            for place, (_, sequence) in enumerate(group):
+                self._advance(sequence, logits[place])
+
+    def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        try:
+            sequence.advance(logits)
+        except ColibriError as error:  # its own numbers; the others of the step go on
+            sequence.fail(error)

@@ -1,0 +1,81 @@
+"""One generation as its caller sees it: an iterator of tokens that knows how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from colibri.config import Token
+from colibri.engine.engine import Engine
+from colibri.engine.sequence import FinishReason, Sequence
+from colibri.engine.statistics import Timings, timings
+
+
+class Generation(Iterator[Token]):
+    """Yields tokens as they become final. What it holds is freed at its end, by `close`, or when it is dropped.
+
+    prompt_ids: what was prefilled. notes: what a user should know, such as a max_tokens that was cut to the context.
+    """
+
+    def __init__(self, engine: Engine, sequence: Sequence, load_s: float, notes: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._sequence = sequence
+        self._load_s = load_s
+        self.notes = notes
+        self._parts: list[str] = []
+        engine.add(sequence)
+
+    def __next__(self) -> Token:
+        self._engine.advance(self._sequence)
+        if not self._sequence.output:
+            raise StopIteration
+        token = self._sequence.output.popleft()
+        self._parts.append(token.text)
+        return token
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt."""
+        return self._sequence.ids[: self._sequence.prompt_length]
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids chosen so far, end tokens left out."""
+        return self._sequence.generated
+
+    @property
+    def text(self) -> str:
+        """The text of the tokens yielded so far."""
+        return "".join(self._parts)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """stop, length or cancelled; None while it goes on."""
+        return self._sequence.finish_reason
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._sequence.stop_text
+
+    @property
+    def timings(self) -> Timings:
+        """Seconds and rates so far."""
+        return timings(self._sequence, self._load_s)
+
+    def close(self) -> None:
+        """End it and free its place in the cache."""
+        if self._sequence.finish_reason is None:
+            self._engine.cancel(self._sequence)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sequence"):
+            self.close()

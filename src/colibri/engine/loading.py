@@ -1,0 +1,98 @@
+"""From a path to a model that runs: configuration, memory plan, weights, cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from colibri import ops
+from colibri.cache.kv import KeyValueCache, blocks_for
+from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision
+from colibri.engine.engine import Engine
+from colibri.engine.model import Model, model_path
+from colibri.errors import ArgumentError, MemoryBudgetError
+from colibri.experts.machine import detect_memory
+from colibri.experts.plan import Needs, Plan, default_budget, make_plan
+from colibri.experts.residency import READERS, Residency
+from colibri.experts.store import ExpertStore
+from colibri.layers.linear import DenseWeights
+from colibri.layers.workspace import Workspace
+from colibri.models.decoder import Decoder
+from colibri.models.registry import model_config
+from colibri.weights.checkpoint import open_checkpoint
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    ram: int | None = None,
+    threads: int | None = None,
+    context: int | None = None,
+    precision: Precision = "fast",
+    sequences: int = 1,
+    chunk: int = 512,
+) -> Model:
+    """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
+
+    ram: bytes that the process may take; experts beyond it are read when they are needed. context: tokens of one
+    sequence, by default the model's own up to 4096. See LoadOptions. Without a path, COLIBRI_MODEL names the model.
+    Raises ColibriError's kinds: FileError, FormatError, UnsupportedError, MemoryBudgetError, ArgumentError.
+    """
+    return open_model(
+        LoadOptions(
+            path=None if path is None else Path(path), ram=ram, threads=threads, context=context, precision=precision,
+            sequences=sequences, chunk=chunk,
+        )
+    )  # fmt: skip
+
+
+def open_model(options: LoadOptions) -> Model:
+    """The model that the options describe."""
+    start = time.perf_counter()
+    if options.threads is not None:
+        ops.set_threads(options.threads)
+    checkpoint = open_checkpoint(model_path(options.path))
+    config = model_config(checkpoint)
+    context = _context(config, options.context)
+    store = ExpertStore(checkpoint)
+    try:
+        weights = DenseWeights(checkpoint)
+        cache = KeyValueCache(config, options.sequences * blocks_for(context))
+        workspace = Workspace(config, min(options.chunk, options.sequences * context))
+        plan = _plan(config, options, store, weights, cache, workspace)
+        experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits)
+        exact = options.precision == "exact"
+        decoder = Decoder(config, weights, experts, workspace, context=context, exact=exact)
+        weights.read(ops.threads())
+    except MemoryError as error:
+        raise MemoryBudgetError(f"{checkpoint.path}: the system refused the memory for this model: {error}") from error
+    engine = Engine(decoder, cache, workspace.capacity)
+    return Model(
+        checkpoint, config, engine, experts, plan, context=context, load_s=time.perf_counter() - start
+    )
+
+
+def _context(config: ModelConfig, asked: int | None) -> int:
+    if asked is None:
+        return min(config.context_length, DEFAULT_CONTEXT)
+    if asked > config.context_length:
+        raise ArgumentError(
+            f"context: found {asked}, but {config.name} was made for {config.context_length} tokens at most"
+        )
+    return asked
+
+
+def _plan(
+    config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: KeyValueCache,
+    workspace: Workspace,
+) -> Plan:  # fmt: skip
+    machine = detect_memory()
+    needs = Needs(
+        process=machine.resident, dense=weights.nbytes, cache=cache.nbytes, workspace=workspace.nbytes,
+        staging=(READERS + 1) << 20,
+    )  # fmt: skip
+    budget = default_budget(machine) if options.ram is None else options.ram
+    return make_plan(store, config.experts_per_token, needs, budget)
+
+

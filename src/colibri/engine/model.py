@@ -1,0 +1,235 @@
+"""A loaded model: what the public interface gives out."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.config import ModelConfig, SamplingParams
+from colibri.engine.engine import Engine
+from colibri.engine.generation import Generation
+from colibri.engine.sequence import Sequence as Running
+from colibri.engine.statistics import peak_resident_bytes, resident_bytes
+from colibri.errors import ArgumentError, ContextFullError, FileError
+from colibri.experts.plan import Plan
+from colibri.experts.residency import Residency
+from colibri.experts.stats import RoutingStats
+from colibri.models.decoder import Watcher
+from colibri.text import Tokenizer, load_tokenizer
+from colibri.weights.checkpoint import Checkpoint
+
+DEMO = Path(__file__).resolve().parent.parent / "demo" / "colibri-demo.gguf"
+
+
+def model_path(path: Path | None) -> Path:
+    """The path itself, or what COLIBRI_MODEL names, or the embedded demo."""
+    if path is not None:
+        return path
+    if named := os.environ.get("COLIBRI_MODEL"):
+        return Path(named)
+    if not DEMO.exists():
+        raise FileError(f"{DEMO}: the embedded demo model is not there; give a model's path or set COLIBRI_MODEL")
+    return DEMO
+
+
+class Model:
+    """A model ready to run; made by `colibri.load`, to be closed or used in a with statement.
+
+    May be shared by threads: their generations go through the layers together.
+    context: tokens that one sequence can hold, prompt and answer together. has_tokenizer: whether the checkpoint brings
+    one; without it prompts are ids and tokens have no text.
+    plan: how memory is divided.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, engine: Engine, experts: Residency, plan: Plan, *,
+        context: int, load_s: float,
+    ) -> None:  # fmt: skip
+        self.checkpoint = checkpoint
+        self.config = config
+        self.engine = engine
+        self.experts = experts
+        self.plan = plan
+        self.context = context
+        self.load_s = load_s
+        self.has_tokenizer = _brings_tokenizer(checkpoint)
+        if self.has_tokenizer:
+            _ = self.tokenizer  # what is wrong with it shows now
+        self._closed = False
+
+    @property
+    def routing(self) -> RoutingStats:
+        """Which experts were chosen: counts, entropy, co_activation, trace."""
+        return self.experts.routing
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the checkpoint and the memory plan that a user should see."""
+        return (*self.plan.notes, *(self.tokenizer.notes if self.has_tokenizer else ()))
+
+    # ---- running -------------------------------------------------------------------------------------------------
+
+    def infer(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits of every position: float32 (len(ids), vocab).
+
+        Raises ArgumentError for an empty list or an id outside the vocabulary, ContextFullError above the context,
+        NumericalError when a NaN or an infinity comes out.
+        """
+        self._check_open()
+        return self.engine.infer(self._check_ids(ids), self.config.vocab_size)
+
+    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Generation:
+        """Continue a text or ids: an iterator of Token(id, text, logprob).
+
+        A text is encoded with the begin token where the checkpoint asks for it. Raises ArgumentError and
+        ContextFullError at once, NumericalError and FileError while it goes on.
+        """
+        self._check_open()
+        text = isinstance(prompt, str)
+        ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        return self._start(ids, params or SamplingParams(), continues=text)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """The next message of a conversation, [{"role": "user", "content": "..."}], by the checkpoint's template.
+
+        `variables` go to the template (such as enable_thinking). Raises ArgumentError where the template refuses.
+        """
+        self._check_open()
+        text = self.tokenizer.render_chat(messages, tools=tools, variables=variables)
+        return self._start(self.tokenizer.encode(text, add_special=False), params or SamplingParams(), continues=False)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text)
+        if not ids and self.tokenizer.bos_id is not None:
+            return [self.tokenizer.bos_id]
+        return ids
+
+    def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:
+        ids = self._check_ids(prompt)
+        room = self.context - len(ids)
+        notes: tuple[str, ...] = ()
+        most = room if params.max_tokens is None else params.max_tokens
+        if most > room:
+            most = room
+            notes = (f"max_tokens {params.max_tokens} was cut to {room}, the room left in a context of {self.context}",)
+        known = self.has_tokenizer
+        sequence = Running(
+            ids, params, most, self.end_ids, self.tokenizer.decoder(continues=continues) if known else None
+        )
+        return Generation(self.engine, sequence, self.load_s, notes)
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        size = self.config.vocab_size
+        checked = [_integer(value) for value in ids]
+        if not checked:
+            raise ArgumentError("prompt: found no tokens, expected at least one")
+        for position, value in enumerate(checked):
+            if not 0 <= value < size:
+                raise ArgumentError(f"prompt: token id {value} at position {position}, expected 0..{size - 1}")
+        if len(checked) > self.context:
+            raise ContextFullError(
+                f"the prompt has {len(checked)} tokens, the context holds {self.context}; shorten the prompt or load "
+                f"with a larger context (this model allows {self.config.context_length})"
+            )
+        return checked
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ArgumentError("the model is closed")
+
+    # ---- text ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back. Raises FileError or FormatError when the checkpoint brings none (`has_tokenizer`)."""
+        return load_tokenizer(self.checkpoint.tokenizer_source, file=self.checkpoint.path)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every id that ends a text."""
+        return self.tokenizer.eos_ids if self.has_tokenizer else frozenset()
+
+    # ---- what it is and what it did ------------------------------------------------------------------------------
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Call `watcher` with a LayerTrace after each layer of each step; None ends it."""
+        self.engine.decoder.watcher = watcher
+
+    def describe(self) -> dict[str, Any]:
+        """Name, architecture and sizes, as in the JSON of `colibri run`."""
+        infos = self.checkpoint.tensors.values()
+        by_type = Counter[str]()
+        for info in infos:
+            by_type[info.type] += info.nbytes
+        return {
+            "name": self.config.name,
+            "architecture": self.config.architecture,
+            "layers": self.config.layers,
+            "experts": self.config.experts,
+            "experts_per_token": self.config.experts_per_token,
+            "parameters": sum(math.prod(info.shape) for info in infos),
+            "quantization": by_type.most_common(1)[0][0],
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes, as in the JSON of `colibri run`."""
+        return {
+            "rss_bytes": resident_bytes(),
+            "peak_rss_bytes": peak_resident_bytes(),
+            "budget_bytes": self.plan.budget,
+            "expert_bytes_resident": self.experts.resident_bytes,
+            "expert_bytes_read": self.experts.counters.bytes_read,
+        }
+
+    def routing_summary(self) -> dict[str, int]:
+        """Experts touched and how the residency did, as in the JSON of `colibri run`."""
+        store = self.experts.store
+        counters = self.experts.counters.as_dict()
+        return {
+            "experts_touched": self.routing.experts_touched,
+            "experts_total": sum(store.count(layer) for layer in store.moe_layers()),
+            **{name: counters[name] for name in ("hits", "misses", "prefetched", "prefetch_used")},
+        }
+
+    # ---- its end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the readers of experts; nothing can be run afterwards."""
+        if not self._closed:
+            self._closed = True
+            self.experts.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _brings_tokenizer(checkpoint: Checkpoint) -> bool:
+    source = checkpoint.tokenizer_source
+    return "tokenizer.ggml.model" in source if isinstance(source, Mapping) else source.exists()
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentError(f"prompt: found {value!r} among the ids, expected integers")
+    return int(value)

@@ -1,0 +1,115 @@
+"""One request on its way: its tokens, its place in the cache, its text and why it ended."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.config import SamplingParams, Token
+from colibri.engine.sampler import Sampler
+from colibri.errors import ColibriError
+from colibri.text import IncrementalDecoder, StopMatcher
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Sequence:
+    """A prompt and what is generated after it.
+
+    A token is passed on (to `output`) once its text is final: while its characters are incomplete, or may be the
+    beginning of a stop string, it waits. Nothing of a stop string is ever passed on.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        end_ids: Collection[int],
+        decoder: IncrementalDecoder | None,
+    ) -> None:
+        self.ids = list(prompt)  # prompt and generated
+        self.prompt_length = len(prompt)
+        self.computed = 0  # tokens whose keys and values are in the cache
+        self.table: NDArray[np.int32] = np.empty(0, np.int32)
+        self.max_tokens = max_tokens
+        self.finish_reason: FinishReason | None = None if max_tokens else "length"
+        self.error: ColibriError | None = None
+        self.stop_text: str | None = None  # the stop string that ended it
+        self.output: deque[Token] = deque()
+        self.created = time.perf_counter()
+        self.first_token_at = self.last_token_at = 0.0
+        self.sampled = 0  # tokens chosen, an end token included
+        self._waiting: list[Token] = []
+        self._sampler = Sampler(params)
+        self._end_ids = frozenset() if params.ignore_eos else frozenset(end_ids)
+        self._decoder = decoder
+        self._stops = StopMatcher(params.stop)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known and not yet computed."""
+        return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> list[int]:
+        """The ids after the prompt."""
+        return self.ids[self.prompt_length :]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the cache must be able to hold: the last one generated is never computed."""
+        return self.prompt_length + max(self.max_tokens - 1, 0)
+
+    def advance(self, logits: NDArray[np.float32]) -> None:
+        """Choose the next token from the logits (vocab,) of the last one and pass on what is final."""
+        token, logprob = self._sampler(logits, self.ids)
+        self.sampled += 1
+        self.last_token_at = time.perf_counter()
+        if not self.first_token_at:
+            self.first_token_at = self.last_token_at
+        if token in self._end_ids:
+            self._end("stop")
+            return
+        self.ids.append(token)
+        piece = self._decoder.feed(token) if self._decoder is not None else ""
+        self._pass_on(token, piece, logprob)
+        if self._stops.stopped is not None:
+            self.stop_text = self._stops.stopped
+            self._end("stop")
+        elif len(self.ids) - self.prompt_length >= self.max_tokens:
+            self._end("length")
+
+    def cancel(self) -> None:
+        """End without waiting for anything more."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+
+    def fail(self, error: ColibriError) -> None:
+        """End because of an error."""
+        self.error = error
+        self.cancel()
+
+    def _pass_on(self, token: int, piece: str, logprob: float) -> None:
+        self._waiting.append(Token(token, self._stops.feed(piece), logprob))
+        if not self._stops.held and not (self._decoder is not None and self._decoder.holding):
+            self._flush()
+
+    def _flush(self) -> None:
+        self.output.extend(self._waiting)
+        self._waiting.clear()
+
+    def _end(self, reason: FinishReason) -> None:
+        """What waited is final now; the last token takes the rest of the text."""
+        self.finish_reason = reason
+        if self._waiting and self._stops.stopped is None:
+            tail = self._decoder.finish() if self._decoder is not None else ""
+            last = self._waiting.pop()
+            text = last.text + self._stops.feed(tail) + self._stops.finish()
+            self._waiting.append(Token(last.id, text, last.logprob))
+        self._flush()

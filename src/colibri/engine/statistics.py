@@ -1,0 +1,44 @@
+"""What a run looked like: times, memory, experts; plain numbers for people and for --json."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from colibri.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds and rates of one generation; a rate without enough tokens is None."""
+
+    load_s: float
+    first_token_s: float | None
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """By name."""
+        return asdict(self)
+
+
+def timings(sequence: Sequence, load_s: float) -> Timings:
+    """The times of a sequence: the prompt's until the first token, then the others."""
+    if not sequence.first_token_at:
+        return Timings(load_s, None, None, None)
+    first = sequence.first_token_at - sequence.created
+    later = sequence.last_token_at - sequence.first_token_at
+    steps = sequence.sampled - 1
+    return Timings(load_s, first, sequence.prompt_length / first, steps / later if steps and later > 0 else None)
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now."""
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * resource.getpagesize()
+
+
+def peak_resident_bytes() -> int:
+    """The most bytes that this process had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,79 @@
+"""Weights of the dense layers: checked against the configuration, read and tiled at load."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from colibri import ops
+from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.load import FileReader, Staging, load_plain, read_tiles
+from colibri.weights.tensor_info import TensorInfo
+
+PAGE = 4096
+
+
+class DenseWeights:
+    """Gives out the tensors of a checkpoint by name, in one aligned mapping; routed experts live elsewhere.
+
+    Matrices are handles until `read` fills them, all together and with several threads.
+
+    Raises FormatError when a tensor is missing or of another shape than the configuration asks for, UnsupportedError
+    when the engine has no kernel for its type.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.nbytes = sum(_space(info) for info in checkpoint.tensors.values() if not _is_expert(info.name))
+        self._memory = ops.Memory(self.nbytes)
+        self._offset = 0
+        self._reader = FileReader()
+        self._matrices: list[tuple[TensorInfo, ops.Tensor]] = []
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+        return name in self.checkpoint.tensors
+
+    def matrix(self, name: str, rows: int, k: int) -> ops.Tensor:
+        """The tiled weight (rows, k)."""
+        info = self.checkpoint.require(name, (rows, k))
+        tensor = ops.tensor(info.type, (rows, k), self._memory, self._offset, tiled=True)
+        self._offset += _space(info)
+        self._matrices.append((info, tensor))
+        return tensor
+
+    def vector(self, name: str, size: int) -> ops.Tensor:
+        """The F32 vector (size,), widened from F16 or BF16 where the file has those."""
+        return load_plain(self.checkpoint.require(name, (size,)), self._reader)
+
+    def optional_vector(self, name: str, size: int) -> ops.Tensor | None:
+        """The F32 vector (size,), or None when the checkpoint has none."""
+        return self.vector(name, size) if self.has(name) else None
+
+    def read(self, threads: int) -> None:
+        """Fill all matrices given out so far. Raises FileError when a file cannot be read whole."""
+        local = threading.local()
+
+        def fill(job: tuple[TensorInfo, ops.Tensor]) -> None:
+            if not hasattr(local, "staging"):
+                local.staging = Staging()
+            read_tiles(*job, self._reader, local.staging)
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+            for _ in pool.map(fill, self._matrices):
+                pass
+        self._matrices.clear()
+        self._reader.close()
+
+
+def _is_expert(name: str) -> bool:
+    """blk.0.ffn_gate_exps.weight, or blk.0.ffn_gate.3.weight of early files."""
+    words = name.split(".")
+    return any(word.endswith("_exps") for word in words) or len(words) == 5
+
+
+def _space(info: TensorInfo) -> int:
+    """Bytes that a dense matrix takes in memory, whole pages; vectors are too small to count."""
+    if len(info.shape) != 2 or info.type not in ops.BLOCK_TYPES:
+        return 0
+    return -(-ops.tiled_bytes(info.type, *info.shape) // PAGE) * PAGE

@@ -1,0 +1,131 @@
+"""The skeleton of a decoder: embedding, blocks of attention and feed-forward, final norm, output.
+
+An architecture's file gives the configuration; every rule in which architectures differ is a field of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.cache.kv import KeyValueCache
+from colibri.config import ModelConfig
+from colibri.errors import FormatError
+from colibri.experts.residency import Residency
+from colibri.layers.attention import Attention
+from colibri.layers.linear import DenseWeights
+from colibri.layers.moe import DenseFeedForward, MixtureOfExperts
+from colibri.layers.norm import Norm
+from colibri.layers.rope import rope_tables
+from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTrace:
+    """What one layer did in a step: the experts of each row (n, k), empty for a dense layer, and milliseconds."""
+
+    layer: int
+    experts: NDArray[np.int32]
+    milliseconds: float
+
+
+Watcher = Callable[[LayerTrace], None]
+
+
+class Block:
+    """One layer."""
+
+    def __init__(
+        self, attention_norm: Norm, attention: Attention, ffn_norm: Norm, ffn: MixtureOfExperts | DenseFeedForward
+    ) -> None:
+        self._attention_norm, self._attention = attention_norm, attention
+        self._ffn_norm, self._ffn = ffn_norm, ffn
+        self.routed = isinstance(ffn, MixtureOfExperts)
+
+    def __call__(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
+        """Add this layer's part to rows.hidden."""
+        self._attention_norm(rows.normed, rows.hidden)
+        self._attention(rows, batch, cache.layers[layer])
+        self._ffn_norm(rows.normed, rows.hidden)
+        self._ffn(rows)
+
+
+class Decoder:
+    """A model's layers with their weights, ready to run rows of one or several sequences."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DenseWeights, experts: Residency, workspace: Workspace, *,
+        context: int, exact: bool,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.workspace = workspace
+        self.watcher: Watcher | None = None
+        self._exact = exact
+        hidden, vocabulary = config.hidden_size, config.vocab_size
+        self._embedding = weights.matrix("token_embd.weight", vocabulary, hidden)
+        rope = rope_tables(config.rope, context, _frequency_factors(weights, config))
+        self._blocks = [self._block(weights, layer, rope, experts) for layer in range(config.layers)]
+        self._norm = Norm("output_norm.weight", weights.vector("output_norm.weight", hidden), config.norm_eps)
+        tied = not weights.has("output.weight")
+        self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
+
+    def _block(
+        self, weights: DenseWeights, layer: int, rope: tuple[ops.Tensor, ops.Tensor], experts: Residency
+    ) -> Block:
+        config, exact = self.config, self._exact
+        names = f"blk.{layer}.attn_norm.weight", f"blk.{layer}.ffn_norm.weight"
+        norms = [Norm(name, weights.vector(name, config.hidden_size), config.norm_eps) for name in names]
+        attention = Attention(weights, config, layer, rope, exact)
+        if not experts.store.has(layer):
+            return Block(norms[0], attention, norms[1], DenseFeedForward(weights, config, layer, exact))
+        _check_experts(experts, config, layer)
+        ffn = MixtureOfExperts(weights, config, layer, experts, exact)
+        return Block(norms[0], attention, norms[1], ffn)
+
+    def forward(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache) -> None:
+        """Take rows.ids through all layers; rows.hidden holds the result."""
+        ops.embed(rows.hidden, self._embedding, rows.ids)
+        if self.watcher is not None:
+            self._forward_watched(rows, batch, cache, self.watcher)
+            return
+        for layer, block in enumerate(self._blocks):
+            block(rows, batch, cache, layer)
+
+    def _forward_watched(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, watcher: Watcher) -> None:
+        nothing = np.empty((rows.count, 0), np.int32)
+        for layer, block in enumerate(self._blocks):
+            start = time.perf_counter()
+            block(rows, batch, cache, layer)
+            elapsed = 1000 * (time.perf_counter() - start)
+            watcher(LayerTrace(layer, rows.chosen_array.copy() if block.routed else nothing, elapsed))
+
+    def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
+        """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""
+        assert 0 < last - first <= LOGIT_ROWS
+        normed = rows.normed.rows(first, last)
+        self._norm(normed, rows.hidden.rows(first, last))
+        count = last - first
+        ops.matmul((self.workspace.logits.rows(0, count),), normed, self._output, self._exact)
+        return self.workspace.logits_array[:count]
+
+
+def _frequency_factors(weights: DenseWeights, config: ModelConfig) -> NDArray[np.float64] | None:
+    factors = weights.optional_vector("rope_freqs.weight", config.rope.rotary // 2)
+    return None if factors is None else factors.numpy().astype(np.float64)
+
+
+def _check_experts(experts: Residency, config: ModelConfig, layer: int) -> None:
+    """The experts that the file holds must be those that its metadata speaks of."""
+    store = experts.store
+    found = store.count(layer), *store.expert(layer, 0).gate.shape
+    expected = config.experts, config.expert_intermediate, config.hidden_size
+    if found != expected:
+        raise FormatError(
+            f"{store.expert(layer, 0).gate.file}: layer {layer} has experts (count, intermediate, hidden) {found}, "
+            f"but the metadata asks for {expected}"
+        )
