@@ -1,0 +1,84 @@
+"""`colibri inspect`: what a checkpoint holds, without reading a tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from colibri.cli.options import model_option
+from colibri.cli.output import count, print_json, size
+from colibri.config import ModelConfig
+from colibri.engine.model import model_path
+from colibri.models.registry import model_config
+from colibri.observe.summary import Summary, describe_model, summarize
+from colibri.text.tokenizer import Tokenizer, load_tokenizer
+from colibri.weights.checkpoint import open_checkpoint
+
+
+@click.command("inspect")
+@model_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def command(model: Path | None, as_json: bool) -> None:
+    """Show what a checkpoint holds: architecture, experts, parameters, bytes, tokenizer."""
+    checkpoint = open_checkpoint(model_path(model))
+    config = model_config(checkpoint)
+    summary = summarize(checkpoint, config)
+    tokenizer = load_tokenizer(checkpoint.tokenizer_source, file=checkpoint.path)
+    if as_json:
+        print_json(
+            {
+                "model": describe_model(checkpoint, config),
+                "config": _config_fields(config),
+                "sizes": summary.as_dict(),
+                "tokenizer": _tokenizer_fields(tokenizer),
+            }
+        )
+    else:
+        Console(highlight=False).print(_table(config, summary, tokenizer))
+        for note in tokenizer.notes:
+            click.echo(f"note: {note}", err=True)
+
+
+def _config_fields(config: ModelConfig) -> dict[str, Any]:
+    names = (
+        "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context_length", "expert_intermediate",
+        "renormalize", "score", "qk_norm", "window",
+    )  # fmt: skip
+    return {name: getattr(config, name) for name in names}
+
+
+def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "end_ids": sorted(tokenizer.eos_ids),
+        "chat_template": tokenizer.chat_template is not None,
+        "notes": list(tokenizer.notes),
+    }
+
+
+def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    low, high = summary.expert_bytes
+    ends = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in sorted(tokenizer.eos_ids))
+    rows = {
+        "model": config.name,
+        "architecture": f"{config.architecture}, {config.layers} layers, hidden size {config.hidden_size}",
+        "experts": f"{config.experts} a layer, {config.experts_per_token} used by a token",
+        "attention": f"{config.heads} heads, {config.kv_heads} for keys and values, of {config.head_dim}",
+        "context": f"{config.context_length} tokens",
+        "parameters": f"{count(summary.parameters)}, {count(summary.active_parameters)} active for a token",
+        "file": f"{size(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",
+        "dense part": size(summary.dense_bytes),
+        "an expert": size(low) if low == high else f"{size(low)} to {size(high)}",
+        "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
+        "vocabulary": f"{tokenizer.vocab_size} tokens, ends with {ends or 'nothing'}",
+        "chat template": "yes" if tokenizer.chat_template else "no",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    return table

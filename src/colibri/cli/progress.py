@@ -1,0 +1,56 @@
+"""A sign of life on stderr for work that takes over a second."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+PATIENCE_S = 1.0  # quicker work says nothing
+REDRAW_S = 0.2
+LINE_S = 10.0  # between lines where stderr is a file
+
+
+class Progress:
+    """Shows `message()` and the seconds gone by on stderr, from the first second on, until the with block ends.
+
+    On a terminal it is one line that is redrawn and wiped away; elsewhere a new line every ten seconds.
+    """
+
+    def __init__(self, message: Callable[[], str]) -> None:
+        self._message = message
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._start = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Stop showing; harmless when called again."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+
+    def _show(self) -> None:
+        if self._ended.wait(PATIENCE_S):
+            return
+        terminal = sys.stderr.isatty()
+        before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
+        while True:
+            gone = time.monotonic() - self._start
+            sys.stderr.write(f"{before}{self._message()}  {gone:.1f} s{after}")
+            sys.stderr.flush()
+            if self._ended.wait(REDRAW_S if terminal else LINE_S):
+                break
+        if terminal:
+            sys.stderr.write(before)
+            sys.stderr.flush()

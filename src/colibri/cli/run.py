@@ -1,0 +1,108 @@
+"""`colibri run`: text that continues a prompt, as it is made; then how long it took."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import colibri
+from colibri.cli.options import TokenIds, load_options, sampling_options
+from colibri.cli.output import print_json, rate, size
+from colibri.cli.progress import Progress
+from colibri.config import Precision, SamplingParams
+from colibri.engine.generation import Generation
+from colibri.engine.model import Model
+from colibri.observe.trace import TokenTrace
+
+INTERRUPTED = 130
+
+
+@click.command("run")
+@click.option("-p", "--prompt", help="Text to continue; - reads it from standard input.")
+@click.option("--prompt-ids", type=TokenIds(), help="Token ids to continue, as 1,2,3, instead of a text.")
+@load_options
+@sampling_options
+@click.option("-v", "--verbose", is_flag=True, help="Log the experts and the milliseconds of every token to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object at the end instead of text and timings.")
+def command(
+    prompt: str | None, prompt_ids: list[int] | None, model: Path | None, ram: int | None, threads: int | None,
+    context: int | None, precision: Precision, verbose: bool, as_json: bool, **sampling: Any,
+) -> int:  # fmt: skip
+    """Write text that continues a prompt."""
+    text = _prompt(prompt, prompt_ids)
+    params = SamplingParams(**sampling)
+    with Progress(lambda: "loading"):
+        loaded = colibri.load(model, ram=ram, threads=threads, context=context, precision=precision)
+    with loaded:
+        trace = TokenTrace(loaded, sys.stderr) if verbose else None
+        generation = loaded.generate(text, params)
+        for note in (*loaded.notes, *generation.notes):
+            click.echo(f"note: {note}", err=True)
+        complete = _stream(generation, quiet=as_json, trace=trace)
+        if as_json:
+            print_json(report(loaded, generation))
+        else:
+            click.echo(_timings(loaded, generation), err=True)
+    return 0 if complete else INTERRUPTED
+
+
+def _prompt(prompt: str | None, prompt_ids: list[int] | None) -> str | list[int]:
+    if (prompt is None) == (prompt_ids is None):
+        raise click.UsageError('give one of --prompt "TEXT", --prompt - (standard input) and --prompt-ids 1,2,3')
+    if prompt_ids is not None:
+        return prompt_ids
+    assert prompt is not None
+    if prompt != "-":
+        return prompt
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+
+
+def _stream(generation: Generation, *, quiet: bool, trace: TokenTrace | None) -> bool:
+    """Pass the text on as it is made; False when Ctrl-C ended it."""
+    prompt_tokens = len(generation.prompt_ids)
+    progress = Progress(lambda: f"prefilling {generation.prefilled} of {prompt_tokens} tokens")
+    try:
+        with progress:
+            for token in generation:
+                progress.end()
+                if not quiet:
+                    click.echo(token.text, nl=False)
+                    sys.stdout.flush()
+                if trace is not None:
+                    trace.token(token)
+    except KeyboardInterrupt:
+        generation.close()
+        return False
+    finally:
+        if not quiet:
+            click.echo()
+    return True
+
+
+def report(model: Model, generation: Generation) -> dict[str, Any]:
+    """The object of --json."""
+    return {
+        "model": model.describe(),
+        "prompt_tokens": generation.prompt_ids,
+        "tokens": generation.ids,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "timings": generation.timings.as_dict(),
+        "memory": model.memory(),
+        "routing": model.routing_summary(),
+    }
+
+
+def _timings(model: Model, generation: Generation) -> str:
+    times, memory, routing = generation.timings, model.memory(), model.routing_summary()
+    first = "-" if times.first_token_s is None else f"{times.first_token_s:.2f} s"
+    return (
+        f"\nload {times.load_s:.2f} s, first token after {first}, "
+        f"prefill {rate(times.prefill_tokens_per_s)} ({len(generation.prompt_ids)} tokens), "
+        f"decode {rate(times.decode_tokens_per_s)} ({len(generation.ids)} tokens)\n"
+        f"experts touched {routing['experts_touched']} of {routing['experts_total']} "
+        f"({size(memory['expert_bytes_resident'])}), memory {size(memory['peak_rss_bytes'])} at most"
+    )
