@@ -47,6 +47,7 @@ typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int la
                            const void *const *x, float *const *y, int n, bool accumulate);
 
 /* How the router chooses. */
+#define ROUTER_SCRATCH(experts) (2 * (((size_t)(experts) + 15) / 16 * 16))
 struct routing { int experts, k, score; bool renormalize; float scale; const float *bias; };
 
 /* Up to ATTENTION_ROWS query rows against the keys and values of one kv head in one block of the cache.
@@ -67,6 +68,9 @@ struct kernels {
     /* weights */
     void (*tile[TYPE_COUNT])(void *tiles, const void *plain, int rows, int k);   /* rows a multiple of 16 or the last */
     void (*untile_row[TYPE_COUNT])(float *out, const void *tiles, int row, int k); /* dequantise one row */
+    /* float rows (n, k) to plain GGUF blocks; importance (k) weighs the squared errors of the columns, NULL: all alike;
+     * false: a value is not finite or too large for the type */
+    bool (*quantize_rows)(int type, void *plain, const float *x, const float *importance, int64_t n, int k);
     matmul_kernel *matmul[TYPE_COUNT];        /* x in type_info.activation format */
     matmul_kernel *matmul_exact[TYPE_COUNT];  /* x in float32 */
     /* activations */
@@ -79,7 +83,8 @@ struct kernels {
     void (*scale_add)(float *out, const float *x, float scale, int n);           /* out += scale * x */
     bool (*finite)(const float *x, int64_t n);
     int (*argmax)(const float *x, int n);                                        /* the first of the largest */
-    /* one token's experts and weights (k) from logits (experts); scratch of 2 * experts + 32 floats */
+    /* one token's experts and weights (k) from logits (experts); scratch: ROUTER_SCRATCH(experts) floats;
+     * false: a logit or a biased score is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
     void (*kv_append)(uint16_t *keys, uint16_t *values, const float *k, const float *v, int slot, int key_dim,

@@ -92,6 +92,7 @@ VEC vi vi_from_vf(vf a) {
     LANES r.lane[i] = fabsf(a.lane[i]) < 0x1p31f ? (int32_t)rintf(a.lane[i]) : INT32_MIN;
     return r;
 }
+VEC int32_t vi_sum(vi a) { uint32_t sum = 0; LANES sum += (uint32_t)a.lane[i]; return (int32_t)sum; }
 VEC vf vf_bits(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
 VEC vi vi_bits(vf a) { vi r; memcpy(&r, &a, sizeof r); return r; }
 /* Lanes as pairs of int16: acc + a.low * b.low + a.high * b.high */

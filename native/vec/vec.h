@@ -13,14 +13,23 @@
 
 #define VEC static inline __attribute__((always_inline))
 
+#if defined(COLIBRI_VEC_AVX512_VNNI) || defined(COLIBRI_VEC_AVX2)
+#define VEC_UNROLL _Pragma("GCC unroll 16") /* of loops over vectors that are to stay in registers */
+#else
+#define VEC_UNROLL _Pragma("GCC unroll 1")
+#endif
+
 #if defined(COLIBRI_VEC_AVX512_VNNI)
 #define COLIBRI_FN(name) name##_avx512_vnni
+enum { VEC_ACCUMULATORS = 16 }; /* sums that stay in registers beside what they are made from */
 #include "avx512_vnni.h"
 #elif defined(COLIBRI_VEC_AVX2)
 #define COLIBRI_FN(name) name##_avx2
+enum { VEC_ACCUMULATORS = 4 };
 #include "avx2.h"
 #else
 #define COLIBRI_FN(name) name##_portable
+enum { VEC_ACCUMULATORS = 4 };
 #include "portable.h"
 #endif
 

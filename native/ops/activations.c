@@ -1,0 +1,84 @@
+/* Floats -> the integer activation formats, and the gated activations of an expert. */
+#include "kernels.h"
+#include "vec/math.h"
+#include "vec/vec.h"
+
+/* max |x| / 127, NaN when a value is not finite, zero when all are as good as zero (their reciprocal would overflow). */
+VEC float block_scale(const float *x, int n, vf *inverse) {
+    vf most = vf_zero(), finite = vf_zero();
+    for (int i = 0; i < n; i += 16) {
+        vf value = vf_load(x + i);
+        most = vf_max(vf_abs(value), most);
+        finite = vf_fma(value, vf_zero(), finite); /* NaN from now on when a lane is not finite */
+    }
+    float peak = vf_reduce_max(most);
+    bool some = peak > 1e-35f;
+    *inverse = vf_set1(some ? 127.0f / peak : 0.0f);
+    return (some ? peak / 127.0f : 0.0f) + vf_sum(finite);
+}
+
+/* Quantises 16 values; returns their sum. */
+VEC int quantize_16(int8_t *q, const float *x, vf inverse) {
+    vi whole = vi_from_vf(vf_mul(vf_load(x), inverse));
+    vi_to_i8(q, whole);
+    return vi_sum(whole);
+}
+
+static void quantize_q32(void *out, const float *x, int n) {
+    struct q32_block *block = out;
+    for (int i = 0; i < n; i += 32, block++) {
+        vf inverse;
+        block->scale = block_scale(x + i, 32, &inverse);
+        int sum = quantize_16(block->q, x + i, inverse) + quantize_16(block->q + 16, x + i + 16, inverse);
+        block->minus_128_sum = (int32_t)(-128u * (unsigned)sum);
+    }
+}
+
+static void quantize_q256(void *out, const float *x, int n) {
+    static const int place[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+    struct q256_block *block = out;
+    for (int i = 0; i < n; i += 256, block++) {
+        vf inverse;
+        block->scale = block_scale(x + i, 256, &inverse);
+        for (int j = 0; j < 16; j += 2) {
+            int first = quantize_16(block->q + 16 * j, x + i + 16 * j, inverse);
+            int second = quantize_16(block->q + 16 * j + 16, x + i + 16 * j + 16, inverse);
+            block->minus_32_sum[j] = (int32_t)(-32u * (unsigned)first);
+            block->minus_32_sum[j + 1] = (int32_t)(-32u * (unsigned)second);
+            block->sums[place[j / 2]] = (int16_t)(first + second);
+        }
+    }
+}
+
+static void quantize_f32(void *out, const float *x, int n) { memcpy(out, x, (size_t)n * sizeof *x); }
+
+VEC vf silu(vf gate, vf up) { return vf_mul(vf_silu(gate), up); }
+VEC vf gelu_tanh(vf gate, vf up) { return vf_mul(vf_gelu_tanh(gate), up); }
+/* gpt-oss: the gate is limited above, the linear part on both sides. A NaN passes through. */
+VEC vf swiglu_oai(vf gate, vf up) {
+    gate = vf_min(vf_set1(7.0f), gate);
+    up = vf_max(vf_set1(-7.0f), vf_min(vf_set1(7.0f), up));
+    vf swish = vf_mul(gate, vf_sigmoid(vf_mul(gate, vf_set1(1.702f))));
+    return vf_mul(vf_add(up, vf_set1(1.0f)), swish);
+}
+
+#define GLU(name)                                                                                  \
+    static void glu_##name(float *out, const float *gate, const float *up, int n) {                \
+        int i = 0;                                                                                 \
+        for (; i + 16 <= n; i += 16) vf_store(out + i, name(vf_load(gate + i), vf_load(up + i)));  \
+        vf rest = name(vf_load_first(gate + i, n - i), vf_load_first(up + i, n - i));              \
+        vf_store_first(out + i, rest, n - i);                                                      \
+    }
+GLU(silu)
+GLU(gelu_tanh)
+GLU(swiglu_oai)
+
+void COLIBRI_FN(fill_activations)(struct kernels *);
+void COLIBRI_FN(fill_activations)(struct kernels *table) {
+    table->quantize[A_F32] = quantize_f32;
+    table->quantize[A_Q32] = quantize_q32;
+    table->quantize[A_Q256] = quantize_q256;
+    table->glu[GLU_SILU] = glu_silu;
+    table->glu[GLU_GELU_TANH] = glu_gelu_tanh;
+    table->glu[GLU_SWIGLU_OAI] = glu_swiglu_oai;
+}

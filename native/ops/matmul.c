@@ -1,0 +1,202 @@
+/* Tiles times columns of x. One lane is one output row; a panel of 256 values of k is unpacked once and then meets all
+ * columns, in blocks of up to MAX_COLUMNS. A row of a column is summed in the order of k, whatever the columns beside it. */
+#include "quants/formats.h"
+
+enum {
+    FLOAT_COLUMNS = 6, /* four sums each: 24 of 32 registers */
+    CHUNK = 64,        /* columns whose sums are kept, and that stay in the second cache between tiles */
+};
+
+#define EACH_COLUMN VEC_UNROLL for (int t = 0; t < T; t++)
+
+/* sums[t] += panel * x[t], for blocks [first, first + count) of x; T is a constant. */
+typedef void columns_function(float (*sums)[16], const void *panel, const void *const *x, int first, int count);
+
+VEC void columns_q32(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
+    const struct q32_block *in[MAX_COLUMNS];
+    vf sum[MAX_COLUMNS];
+    EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first, sum[t] = vf_load(sums[t]);
+    for (int b = 0; b < count; b++) {
+        vi dot[MAX_COLUMNS];
+        EACH_COLUMN dot[t] = vi_start_biased(in[t][b].minus_128_sum);
+        VEC_UNROLL for (int g = 0; g < 8; g++) {
+            vb w = vb_load(p->bytes[8 * b + g]);
+            EACH_COLUMN dot[t] = vi_dot_biased(dot[t], w, vb_repeat4(in[t][b].q + 4 * g));
+        }
+        vf scale = vf_load(p->scale[b]);
+        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[t]);
+    }
+    EACH_COLUMN vf_store(sums[t], sum[t]);
+}
+
+VEC void columns_q256_32(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
+    const struct q256_block *in[MAX_COLUMNS];
+    vf sum[MAX_COLUMNS];
+    vi mins[MAX_COLUMNS];
+    (void)count;
+    EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero(), mins[t] = vi_zero();
+    for (int j = 0; j < 8; j++) {
+        vi dot[MAX_COLUMNS];
+        EACH_COLUMN dot[t] = vi_zero();
+        VEC_UNROLL for (int g = 0; g < 8; g++) {
+            vb w = vb_load(p->bytes[8 * j + g]);
+            EACH_COLUMN dot[t] = vi_dot(dot[t], w, vb_repeat4(in[t]->q + 32 * j + 4 * g));
+        }
+        vf scale = vf_load(p->scale[j]);
+        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
+    }
+    VEC_UNROLL for (int i = 0; i < 4; i++) {
+        vi pair = vi_load(p->mins[i]);
+        EACH_COLUMN mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(in[t]->sums + 2 * i)));
+    }
+    vf minus_min = vf_sub(vf_zero(), vf_load(p->min_scale));
+    EACH_COLUMN {
+        sum[t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[t]);
+        vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
+    }
+}
+
+VEC void columns_q256_16(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
+    const struct q256_block *in[MAX_COLUMNS];
+    vf sum[MAX_COLUMNS];
+    (void)count;
+    EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero();
+    for (int j = 0; j < 16; j++) {
+        vi dot[MAX_COLUMNS];
+        EACH_COLUMN dot[t] = vi_set1(in[t]->minus_32_sum[j]);
+        VEC_UNROLL for (int g = 0; g < 4; g++) {
+            vb w = vb_load(p->bytes[4 * j + g]);
+            EACH_COLUMN dot[t] = vi_dot(dot[t], w, vb_repeat4(in[t]->q + 16 * j + 4 * g));
+        }
+        vf scale = vf_load(p->scale[j]);
+        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
+    }
+    EACH_COLUMN vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
+}
+
+/* Four sums a column, by k % 4, because one would wait for itself. */
+VEC void columns_f32(int T, float (*sums)[16], const float *w, const void *const *x, int first, int count) {
+    const float *in[FLOAT_COLUMNS];
+    vf sum[FLOAT_COLUMNS][4];
+    EACH_COLUMN {
+        in[t] = (const float *)x[t] + first;
+        VEC_UNROLL for (int i = 0; i < 4; i++) sum[t][i] = vf_zero();
+    }
+    int k = 0;
+    for (; k + 4 <= count; k += 4)
+        VEC_UNROLL for (int i = 0; i < 4; i++) {
+            vf value = vf_load(w + 16 * (k + i));
+            EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
+        }
+    VEC_UNROLL for (int i = 0; i < 3; i++)
+        if (k + i < count) {
+            vf value = vf_load(w + 16 * (k + i));
+            EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
+        }
+    EACH_COLUMN {
+        vf total = vf_add(vf_add(sum[t][0], sum[t][1]), vf_add(sum[t][2], sum[t][3]));
+        vf_store(sums[t], vf_add(vf_load(sums[t]), total));
+    }
+}
+
+#define COLUMNS(dot, T)                                                                                            \
+    static void dot##_##T(float (*sums)[16], const void *panel, const void *const *x, int first, int count) {      \
+        columns_##dot(T, sums, panel, x, first, count);                                                            \
+    }
+#define COLUMNS_6(dot) COLUMNS(dot, 1) COLUMNS(dot, 2) COLUMNS(dot, 3) COLUMNS(dot, 4) COLUMNS(dot, 5) COLUMNS(dot, 6)
+#define COLUMNS_8(dot)                \
+    COLUMNS_6(dot)                    \
+    COLUMNS(dot, 7) COLUMNS(dot, 8)   \
+    static columns_function *const dot[] = {NULL, dot##_1, dot##_2, dot##_3, dot##_4, dot##_5, dot##_6, dot##_7, dot##_8};
+COLUMNS_8(q32)
+COLUMNS_8(q256_32)
+COLUMNS_8(q256_16)
+COLUMNS_6(f32)
+static columns_function *const f32[] = {NULL, f32_1, f32_2, f32_3, f32_4, f32_5, f32_6};
+
+/* All columns of a panel, in blocks of equal size up to `widest`. */
+VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panel,
+                     const void *const *x, int n, int first, int count) {
+    for (int left = (n + widest - 1) / widest, c = 0; left; left--) {
+        int size = (n - c + left - 1) / left;
+        columns[size](sums + c, panel, x + c, first, count);
+        c += size;
+    }
+}
+
+VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows, bool accumulate) {
+    int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+    for (int c = 0; c < n; c++) {
+        float *out = y[c] + row;
+        vf value = vf_load(sums[c]);
+        if (count == TILE_ROWS) vf_store(out, accumulate ? vf_add(vf_load(out), value) : value);
+        else vf_store_first(out, accumulate ? vf_add(vf_load_first(out, count), value) : value, count);
+    }
+}
+
+/* One tile and up to CHUNK columns. */
+typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n);
+
+#define X(NAME, name, dot, values, ...)                                                                            \
+    static void fast_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {          \
+        struct panel panel;                                                                                        \
+        int blocks = k / values, step = PANEL / values;                                                            \
+        for (int b = 0; b < blocks; b += step) {                                                                   \
+            int count = blocks - b < step ? blocks - b : step;                                                     \
+            expand_##name(&panel, tile, blocks, b, count);                                                         \
+            all_columns(dot, MAX_COLUMNS, sums, &panel, x, n, b, count);                                           \
+        }                                                                                                          \
+    }
+INTEGER_FORMATS(X)
+#undef X
+
+#define X(NAME, name, ...)                                                                                         \
+    static void exact_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {         \
+        float buffer[PANEL * 16];                                                                                  \
+        for (int first = 0; first < k; first += PANEL) {                                                           \
+            int count = k - first < PANEL ? k - first : PANEL;                                                     \
+            const float *w = floats_##name(buffer, tile, k, first, count);                                         \
+            all_columns(f32, FLOAT_COLUMNS, sums, w, x, n, first, count);                                          \
+        }                                                                                                          \
+    }
+INTEGER_FORMATS(X)
+FLOAT_FORMATS(X)
+#undef X
+
+VEC void matmul(tile_kernel *kernel, int type, const void *tiles, int k, int rows, int first, int last,
+                const void *const *x, float *const *y, int n, bool accumulate) {
+    size_t stride = tile_stride(type, k);
+    for (int left = (n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
+        int size = (n - c + left - 1) / left;
+        for (int tile = first; tile < last; tile++) {
+            _Alignas(64) float sums[CHUNK][16];
+            memset(sums, 0, (size_t)size * sizeof sums[0]);
+            kernel(sums, (const uint8_t *)tiles + (size_t)tile * stride, k, x + c, size);
+            store_rows(y + c, sums, size, tile * TILE_ROWS, rows, accumulate);
+        }
+        c += size;
+    }
+}
+
+#define MATMUL(prefix, NAME, name)                                                                                 \
+    static void matmul_##prefix##_##name(const void *tiles, int k, int rows, int first, int last,                  \
+                                         const void *const *x, float *const *y, int n, bool accumulate) {          \
+        matmul(prefix##_##name, T_##NAME, tiles, k, rows, first, last, x, y, n, accumulate);                       \
+    }
+#define X(NAME, name, ...) MATMUL(fast, NAME, name)
+INTEGER_FORMATS(X)
+#undef X
+#define X(NAME, name, ...) MATMUL(exact, NAME, name)
+INTEGER_FORMATS(X)
+FLOAT_FORMATS(X)
+#undef X
+
+void COLIBRI_FN(fill_matmul)(struct kernels *);
+void COLIBRI_FN(fill_matmul)(struct kernels *table) {
+#define X(NAME, name, ...) table->matmul[T_##NAME] = matmul_fast_##name, table->matmul_exact[T_##NAME] = matmul_exact_##name;
+    INTEGER_FORMATS(X)
+#undef X
+#define X(NAME, name) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
+    FLOAT_FORMATS(X)
+#undef X
+}

@@ -1,0 +1,26 @@
+/* MXFP4 (OCP microscaling). Plain: e8m0 exponent, 16 bytes of e2m1 nibbles ordered as in Q4_0.
+ * Tile: all nibbles as [block][4][row][4], then all exponents as [block][row]. */
+VEC void tile_mxfp4(uint8_t *tile, const struct rows *rows, int blocks) {
+    uint8_t *exponents = tile + (size_t)blocks * 256;
+    for (int b = 0; b < blocks; b++) {
+        for (int row = 0; row < 16; row++) exponents[16 * (size_t)b + row] = *row_block(rows, row, (size_t)b * 17);
+        interleave(tile + (size_t)b * 256, rows, (size_t)b * 17 + 1, 4);
+    }
+}
+
+/* 2^(e - 128), half the scale because the steps are doubled; in two factors, since e = 0 and 1 give subnormals. */
+VEC vf mxfp4_scale(const uint8_t *exponents) {
+    vi e = vi_from_u8(exponents), half = vi_shr(e, 1);
+    vf a = vf_bits(vi_shl(vi_add(half, vi_set1(63)), 23));
+    vf b = vf_bits(vi_shl(vi_add(vi_sub(e, half), vi_set1(63)), 23));
+    return vf_mul(a, b);
+}
+
+VEC void expand_mxfp4(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+    static const uint8_t steps[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+    const uint8_t *nibbles = tile + (size_t)first * 256, *exponents = tile + (size_t)blocks * 256 + (size_t)first * 16;
+    for (int b = 0; b < count; b++) {
+        nibbles_through_table(p->bytes + 8 * b, nibbles + 256 * b, steps);
+        vf_store(p->scale[b], mxfp4_scale(exponents + 16 * b));
+    }
+}

@@ -1,0 +1,65 @@
+/* A panel: 16 rows x up to 256 values of k of any integer format, unpacked into the one form that the dot products read.
+ * It stays in the first cache, so unpacking is paid once for all columns of x, and a format is no more than its layout. */
+#ifndef COLIBRI_QUANTS_PANEL_H
+#define COLIBRI_QUANTS_PANEL_H
+#include "kernels.h"
+#include "vec/vec.h"
+
+enum { PANEL = 256 };
+
+/* A weight is scale[k / values a scale] * (byte - offset of the format) - min_scale * min[k / 32]. */
+struct panel {
+    _Alignas(64) uint8_t bytes[PANEL / 4][64]; /* [k / 4][row][k % 4] */
+    float scale[PANEL / 16][16];               /* [k / values a scale][row] */
+    int32_t mins[4][16];                       /* pairs of int16: those of k / 32 = (0, 2), (1, 3), (4, 6), (5, 7) */
+    float min_scale[16];
+};
+
+/* 16 plain rows; those past the end of the matrix read as zero blocks. */
+struct rows { const uint8_t *first; size_t stride; int count; };
+VEC const uint8_t *row_block(const struct rows *rows, int row, size_t offset) {
+    static const uint8_t zeros[256];
+    return row < rows->count ? rows->first + (size_t)row * rows->stride + offset : zeros;
+}
+
+/* Bytes [offset, offset + 4 * count) of a block of every row -> [count][row][4] */
+VEC void interleave(uint8_t *out, const struct rows *rows, size_t offset, int count) {
+    for (int row = 0; row < 16; row++) {
+        const uint8_t *in = row_block(rows, row, offset);
+        for (int i = 0; i < count; i++) memcpy(out + 64 * i + 4 * row, in + 4 * i, 4);
+    }
+}
+
+/* The same for single 16-bit values -> [row] */
+VEC void interleave16(uint8_t *out, const struct rows *rows, size_t offset) {
+    for (int row = 0; row < 16; row++) memcpy(out + 2 * row, row_block(rows, row, offset), 2);
+}
+
+VEC vf scale16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }
+
+/* The low and high halves of 16 bytes of each row: k = 0..15 and 16..31 of a block, each byte plus `offset` steps.
+ * In the table forms, the steps are looked up. */
+VEC void nibbles_through_table(uint8_t (*out)[64], const uint8_t *in, const uint8_t *table) {
+    const vb lookup = vb_repeat16(table), low = vb_set1(15);
+    for (int v = 0; v < 4; v++) {
+        vb packed = vb_load(in + 64 * v);
+        vb_store(out[v], vb_lookup16(lookup, vb_and(packed, low)));
+        vb_store(out[v + 4], vb_lookup16(lookup, vb_and(vb_shr(packed, 4), low)));
+    }
+}
+
+/* Panel -> floats [k][row], as GGUF defines them: the product, then the minimum taken off. */
+VEC void panel_floats(float *out, const struct panel *p, int values, int values_a_scale, int offset, bool has_mins) {
+    for (int k = 0; k < values; k++) {
+        vi byte = vi_and(vi_shr(vi_from_vb(vb_load(p->bytes[k / 4])), 8 * (k % 4)), vi_set1(255));
+        vf value = vf_mul(vf_load(p->scale[k / values_a_scale]), vf_from_vi(vi_sub(byte, vi_set1(offset))));
+        if (has_mins) {
+            int j = k / 32;
+            vi pair = vi_load(p->mins[j / 4 * 2 + (j & 1)]);
+            pair = j & 2 ? vi_shr(pair, 16) : vi_and(pair, vi_set1(0xffff));
+            value = vf_sub(value, vf_mul(vf_load(p->min_scale), vf_from_vi(pair)));
+        }
+        vf_store(out + 16 * k, value);
+    }
+}
+#endif

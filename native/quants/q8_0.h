@@ -1,0 +1,16 @@
+/* Q8_0. Plain: f16 scale, 32 int8. Tile: all bytes + 128 as [block][k / 4][row][4], then all scales as [block][row]. */
+VEC void tile_q8_0(uint8_t *tile, const struct rows *rows, int blocks) {
+    uint8_t *scales = tile + (size_t)blocks * 512;
+    for (int b = 0; b < blocks; b++) {
+        uint8_t *bytes = tile + (size_t)b * 512;
+        interleave16(scales + 32 * (size_t)b, rows, (size_t)b * 34);
+        interleave(bytes, rows, (size_t)b * 34 + 2, 8);
+        for (int i = 0; i < 512; i++) bytes[i] ^= 0x80;
+    }
+}
+
+VEC void expand_q8_0(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+    const uint8_t *bytes = tile + (size_t)first * 512, *scales = tile + (size_t)blocks * 512 + (size_t)first * 32;
+    for (int i = 0; i < 8 * count; i++) vb_store(p->bytes[i], vb_load(bytes + 64 * i));
+    for (int b = 0; b < count; b++) vf_store(p->scale[b], scale16(scales + 32 * b));
+}
