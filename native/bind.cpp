@@ -283,6 +283,35 @@ void bind_weights(nb::module_ &m) {
           "accumulate"_a = false, "biases"_a = nb::none());
 }
 
+/* ---- quantisers ---- */
+
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::object quantize(const std::string &name, const Floats2 &rows, const std::optional<Floats1> &importance) {
+    const int type = weight_type(name);
+    const size_t n = rows.shape(0), k = rows.shape(1), values = size_t(type_info[type].values);
+    if (!k || k % values) wrong("rows", std::to_string(k) + " columns", "a multiple of " + std::to_string(values));
+    if (importance && importance->size() != k)
+        wrong("importance", std::to_string(importance->size()) + " columns", std::to_string(k));
+    need(kernels->quantize_rows, "quantize");
+    const size_t row_bytes = k / values * size_t(type_info[type].bytes);
+    uint8_t *blocks = new uint8_t[n * row_bytes];
+    nb::capsule owner(blocks, [](void *p) noexcept { delete[] static_cast<uint8_t *>(p); });
+    bool fits;
+    {
+        nb::gil_scoped_release unlocked;
+        fits = kernels->quantize_rows(type, blocks, rows.data(), importance ? importance->data() : nullptr, int64_t(n), int(k));
+    }
+    if (!fits) wrong("rows", "a value that is not finite or too large for " + name, "finite values");
+    const size_t shape[] = {n, row_bytes};
+    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blocks, 2, shape, owner), nb::rv_policy::reference);
+}
+
+void bind_quantizers(nb::module_ &m) {
+    m.def("quantize", &quantize, "type"_a, "rows"_a.noconvert(), "importance"_a.noconvert() = nb::none());
+}
+
 /* ---- the rows of one step ---- */
 
 using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -472,7 +501,9 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     const int kind = choice(score, "score", {"softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"});
     need(kernels->router, "router");
     const struct routing routing = {int(experts), int(k), kind, renormalize, scale, offset};
-    return region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
+    const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
+    if (status != REGION_NOT_FINITE) check_region(status);
+    return !status;
 }
 
 void bind_rows(nb::module_ &m) {
@@ -614,6 +645,7 @@ NB_MODULE(_native, m) {
     bind_machine(m);
     bind_tensor(m);
     bind_weights(m);
+    bind_quantizers(m);
     bind_attention(m);
     bind_rows(m);
     bind_experts(m);

@@ -11,7 +11,7 @@ struct routing; /* kernels.h */
 extern "C" {
 #endif
 
-enum { REGION_NO_MEMORY = -2 };
+enum { REGION_NO_MEMORY = -2, REGION_NOT_FINITE = -3 };
 
 struct matrix { const void *tiles; int type, rows, k; }; /* a tiled weight; type is an enum block_type */
 
@@ -44,8 +44,8 @@ int region_attention(float *out, const float *q, const struct cache *cache, cons
 void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch);
 void region_rope(float *x, int heads, int head_dim, const float *cosine, const float *sine, int rotary,
                  const struct batch *batch);
-/* ids, weights (n, k) from logits (n, experts); false: a logit is not finite. */
-bool region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
+/* ids, weights (n, k) from logits (n, experts); REGION_NOT_FINITE: a logit is not. */
+int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps);
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);

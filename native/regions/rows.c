@@ -3,10 +3,10 @@
 #include "pool.h"
 #include "regions.h"
 
-enum { SMALL = 16384, ROUTER_SCRATCH = 8192 };
+enum { SMALL = 16384 };
 
 struct rows {
-    void (*body)(const void *job, int first, int last);
+    void (*body)(const void *job, int first, int last, int thread);
     const void *job;
     int n;
 };
@@ -14,19 +14,20 @@ struct rows {
 static void run_rows(void *context, int thread, int threads) {
     const struct rows *r = context;
     const int first = (int)((int64_t)r->n * thread / threads), last = (int)((int64_t)r->n * (thread + 1) / threads);
-    if (first < last) r->body(r->job, first, last);
+    if (first < last) r->body(r->job, first, last, thread);
 }
 
-/* body(job, first, last) over rows 0..n, each of about `values` values. */
-static void over_rows(void (*body)(const void *, int, int), const void *job, int n, int64_t values) {
+/* body(job, first, last, thread) over rows 0..n, each of about `values` values. */
+static void over_rows(void (*body)(const void *, int, int, int), const void *job, int n, int64_t values) {
     struct rows rows = {body, job, n};
     if (n > 1 && n * values > SMALL) pool_run(run_rows, &rows);
-    else body(job, 0, n);
+    else body(job, 0, n, 0);
 }
 
 struct norm_job { float *out; const float *x, *weight; int dim; float eps; bool *bad; };
 
-static void norm_rows(const void *context, int first, int last) {
+static void norm_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
     const struct norm_job *job = context;
     bool good = true;
     for (int64_t i = first; i < last; i++)
@@ -43,7 +44,8 @@ bool region_norm(float *out, const float *x, const float *weight, int n, int dim
 
 struct rope_job { float *x; const float *cosine, *sine; int heads, head_dim, rotary; const struct batch *batch; };
 
-static void rope_rows(const void *context, int first, int last) {
+static void rope_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
     const struct rope_job *job = context;
     for (int64_t i = first; i < last; i++) {
         const int64_t at = (int64_t)job->batch->position[i] * (job->rotary / 2);
@@ -60,7 +62,8 @@ void region_rope(float *x, int heads, int head_dim, const float *cosine, const f
 
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
 
-static void embed_rows(const void *context, int first, int last) {
+static void embed_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
     const struct embed_job *job = context;
     for (int64_t i = first; i < last; i++)
         kernels->untile_row[job->table->type](job->out + i * job->table->k, job->table->tiles, job->ids[i], job->table->k);
@@ -73,7 +76,8 @@ void region_embed(float *out, const struct matrix *table, const int32_t *ids, in
 
 struct combine_job { float *out; const float *slots, *weights; int k, hidden; };
 
-static void combine_rows(const void *context, int first, int last) {
+static void combine_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
     const struct combine_job *job = context;
     for (int64_t i = first; i < last; i++)
         for (int64_t slot = i * job->k; slot < (i + 1) * job->k; slot++)
@@ -83,4 +87,49 @@ static void combine_rows(const void *context, int first, int last) {
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden) {
     struct combine_job job = {out, slots, weights, k, hidden};
     over_rows(combine_rows, &job, n, (int64_t)k * hidden);
+}
+
+struct router_job { int32_t *ids; float *weights; const float *logits; const struct routing *routing; float *scratch; bool *bad; };
+
+static void router_rows(const void *context, int first, int last, int thread) {
+    const struct router_job *job = context;
+    const int k = job->routing->k, experts = job->routing->experts;
+    float *scratch = job->scratch + (size_t)thread * ROUTER_SCRATCH(experts);
+    bool good = true;
+    for (int64_t i = first; i < last; i++)
+        good &= kernels->router(job->ids + i * k, job->weights + i * k, job->logits + i * experts, job->routing, scratch);
+    if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
+}
+
+int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing) {
+    bool bad = false;
+    pool_lock();
+    float *scratch = pool_scratch((size_t)pool_threads() * ROUTER_SCRATCH(routing->experts) * sizeof(float));
+    struct router_job job = {ids, weights, logits, routing, scratch, &bad};
+    if (scratch) over_rows(router_rows, &job, n, (int64_t)routing->experts * (1 + routing->k / 4));
+    pool_unlock();
+    return !scratch ? REGION_NO_MEMORY : bad ? REGION_NOT_FINITE : 0;
+}
+
+struct append_job { const struct cache *cache; const float *k, *v; const struct batch *batch; };
+
+static void append_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
+    const struct append_job *job = context;
+    const struct cache *c = job->cache;
+    for (int64_t i = first; i < last; i++) {
+        const int position = job->batch->position[i];
+        const int64_t block = job->batch->table[job->batch->sequence[i]][position / ATTENTION_SPLIT];
+        for (int64_t head = 0; head < c->kv_heads; head++)
+            kernels->kv_append(c->keys + (block * c->kv_heads + head) * ATTENTION_SPLIT * c->key_dim,
+                               c->values + (block * c->kv_heads + head) * ATTENTION_SPLIT * c->value_dim,
+                               job->k + (i * c->kv_heads + head) * c->key_dim,
+                               job->v + (i * c->kv_heads + head) * c->value_dim,
+                               position % ATTENTION_SPLIT, c->key_dim, c->value_dim);
+    }
+}
+
+void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch) {
+    struct append_job job = {cache, k, v, batch};
+    over_rows(append_rows, &job, batch->n, (int64_t)cache->kv_heads * (cache->key_dim + cache->value_dim) * 2);
 }

@@ -1,0 +1,272 @@
+/* How attention is split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows; a
+ * strip against one kv head is a task. With many tasks a thread does the blocks of a task one after the other; with few
+ * (decode) every block is a unit of its own and the thread that ends a task's last unit merges them. Both ways do the
+ * same arithmetic: parts are always single blocks, merged from the first to the last. */
+#include "kernels.h"
+#include "pool.h"
+#include "regions.h"
+
+enum { STRIP = 64, TASKS_A_THREAD = 4, SMALL = 200000 /* products, about 5 us */ };
+
+/* Rows from..from+rows of the run that starts at `token`; row r is head r % group of token r / group. */
+struct strip { int token, from, rows, first_block, blocks; };
+
+struct job {
+    const struct cache *cache;
+    const struct batch *batch;
+    const float *q, *sinks;
+    float *out;
+    int heads, group, window, stride; /* stride: value_dim rounded up to 16 */
+    float scale;
+    struct strip *strips;
+    int strip_count, tasks, units; /* units: 0 when tasks are not split */
+    size_t part_floats;            /* rows * (stride + 2): values, maxima, sums */
+    float *parts;                  /* (units, part_floats) */
+    int *first_unit;               /* (tasks + 1) */
+    atomic_int *left;              /* (tasks) units not yet done */
+    atomic_int next;
+    float *thread_scratch;
+    size_t thread_floats;
+};
+
+/* What one thread works in. */
+struct workspace {
+    float *packed, *acc, *max, *sum, *part, *part_max, *part_sum, *scores;
+    int packed_task;
+};
+
+static size_t workspace_floats(const struct job *job) {
+    const size_t rows = (size_t)job->cache->key_dim + (size_t)job->stride + 2;
+    return (STRIP * rows + ATTENTION_ROWS * ((size_t)job->stride + 2 + ATTENTION_SPLIT) + 15) / 16 * 16;
+}
+
+static struct workspace workspace_of(const struct job *job, int thread) {
+    struct workspace w = {.packed = job->thread_scratch + (size_t)thread * job->thread_floats, .packed_task = -1};
+    w.acc = w.packed + STRIP * job->cache->key_dim;
+    w.part = w.acc + STRIP * job->stride;
+    w.scores = w.part + ATTENTION_ROWS * job->stride;
+    w.max = w.scores + ATTENTION_ROWS * ATTENTION_SPLIT;
+    w.sum = w.max + STRIP;
+    w.part_max = w.sum + STRIP;
+    w.part_sum = w.part_max + ATTENTION_ROWS;
+    return w;
+}
+
+/* ---- strips ---- */
+
+static int first_key(const struct job *job, int position) {
+    return job->window > 0 && position >= job->window ? position - job->window + 1 : 0;
+}
+
+static void add_strip(struct job *job, int token, int from, int rows) {
+    const int start = job->batch->position[token];
+    const int first = first_key(job, start + from / job->group), last = start + (from + rows - 1) / job->group;
+    const int block = first / ATTENTION_SPLIT;
+    job->strips[job->strip_count++] = (struct strip){token, from, rows, block, last / ATTENTION_SPLIT - block + 1};
+}
+
+static int count_strips(const struct batch *batch, int group) {
+    int count = 0;
+    for (int g = 0; g < batch->groups; g++)
+        count += ((batch->group_first[g + 1] - batch->group_first[g]) * group + STRIP - 1) / STRIP;
+    return count;
+}
+
+static void make_strips(struct job *job) {
+    const struct batch *b = job->batch;
+    for (int g = 0; g < b->groups; g++) {
+        const int rows = (b->group_first[g + 1] - b->group_first[g]) * job->group;
+        for (int from = 0; from < rows; from += STRIP)
+            add_strip(job, b->group_first[g], from, rows - from < STRIP ? rows - from : STRIP);
+    }
+}
+
+static const struct strip *strip_of(const struct job *job, int task) { return &job->strips[task % job->strip_count]; }
+
+static int head_of(const struct job *job, int task) { return task / job->strip_count; }
+
+/* Where row r of the strip lies among the (token, head) rows of q and out. */
+static int64_t query_row(const struct job *job, const struct strip *s, int kv_head, int r) {
+    const int row = s->from + r;
+    return (int64_t)(s->token + row / job->group) * job->heads + kv_head * job->group + row % job->group;
+}
+
+/* ---- one block ---- */
+
+static void pack_queries(const struct job *job, int task, struct workspace *w) {
+    if (w->packed_task == task) return;
+    const struct strip *s = strip_of(job, task);
+    const int dim = job->cache->key_dim;
+    const float *rows[ATTENTION_ROWS];
+    for (int r = 0; r < s->rows; r += ATTENTION_ROWS) {
+        const int n = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
+        for (int i = 0; i < n; i++) rows[i] = job->q + query_row(job, s, head_of(job, task), r + i) * dim;
+        kernels->attention_pack(w->packed + r * dim, rows, n, dim, job->scale);
+    }
+    w->packed_task = task;
+}
+
+/* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
+static void one_part(const struct job *job, int task, int block, int r, float *out, float *max, float *sum, struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    const struct cache *c = job->cache;
+    const int start = job->batch->position[s->token], base = block * ATTENTION_SPLIT;
+    const int64_t number = job->batch->table[job->batch->sequence[s->token]][block];
+    const int64_t at = (number * c->kv_heads + head_of(job, task)) * ATTENTION_SPLIT;
+    int first[ATTENTION_ROWS], last[ATTENTION_ROWS];
+    const int rows = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
+    for (int i = 0; i < rows; i++) {
+        const int position = start + (s->from + r + i) / job->group;
+        first[i] = first_key(job, position) - base;
+        last[i] = position + 1 - base;
+        if (first[i] < 0) first[i] = 0;
+        if (last[i] > ATTENTION_SPLIT) last[i] = ATTENTION_SPLIT;
+        if (first[i] >= last[i]) first[i] = last[i] = 0;
+    }
+    const struct attention_part part = {c->keys + at * c->key_dim, c->values + at * c->value_dim, c->key_dim, c->value_dim,
+                                        rows, w->packed + r * c->key_dim, first, last, out, max, sum};
+    kernels->attention_part(&part, w->scores);
+}
+
+static void start_merging(const struct strip *s, struct workspace *w) {
+    for (int r = 0; r < s->rows; r++) w->max[r] = -__builtin_inff();
+}
+
+static void merge_row(const struct job *job, struct workspace *w, int r, const float *out, float max, float sum) {
+    kernels->attention_merge(w->acc + r * job->stride, w->max + r, w->sum + r, out, max, sum, job->stride);
+}
+
+static void write_rows(const struct job *job, int task, const struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    for (int r = 0; r < s->rows; r++) {
+        const int64_t row = query_row(job, s, head_of(job, task), r);
+        kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r], w->sum[r],
+                                  job->sinks ? job->sinks + row % job->heads : NULL, job->cache->value_dim);
+    }
+}
+
+/* ---- whole tasks ---- */
+
+static void do_task(const struct job *job, int task, struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    pack_queries(job, task, w);
+    start_merging(s, w);
+    for (int b = 0; b < s->blocks; b++)
+        for (int r = 0; r < s->rows; r += ATTENTION_ROWS) {
+            one_part(job, task, s->first_block + b, r, w->part, w->part_max, w->part_sum, w);
+            for (int i = 0; i < ATTENTION_ROWS && r + i < s->rows; i++)
+                merge_row(job, w, r + i, w->part + i * job->stride, w->part_max[i], w->part_sum[i]);
+        }
+    write_rows(job, task, w);
+}
+
+static void do_tasks(void *context, int thread, int threads) {
+    (void)threads;
+    struct job *job = context;
+    struct workspace w = workspace_of(job, thread);
+    for (int t; (t = pool_next(&job->next)) < job->tasks;) do_task(job, job->tasks - 1 - t, &w); /* the longest first */
+}
+
+/* ---- tasks split into blocks ---- */
+
+static float *part_of(const struct job *job, int unit) { return job->parts + (size_t)unit * job->part_floats; }
+
+static void merge_units(const struct job *job, int task, struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    start_merging(s, w);
+    for (int unit = job->first_unit[task]; unit < job->first_unit[task + 1]; unit++) {
+        const float *out = part_of(job, unit), *max = out + s->rows * job->stride, *sum = max + s->rows;
+        for (int r = 0; r < s->rows; r++) merge_row(job, w, r, out + r * job->stride, max[r], sum[r]);
+    }
+    write_rows(job, task, w);
+}
+
+static void do_unit(const struct job *job, int task, int unit, struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    float *out = part_of(job, unit), *max = out + s->rows * job->stride, *sum = max + s->rows;
+    pack_queries(job, task, w);
+    for (int r = 0; r < s->rows; r += ATTENTION_ROWS)
+        one_part(job, task, s->first_block + unit - job->first_unit[task], r, out + r * job->stride, max + r, sum + r, w);
+}
+
+static void do_units(void *context, int thread, int threads) {
+    (void)threads;
+    struct job *job = context;
+    struct workspace w = workspace_of(job, thread);
+    int task = 0;
+    for (int unit; (unit = pool_next(&job->next)) < job->units;) {
+        while (unit >= job->first_unit[task + 1]) task++;
+        do_unit(job, task, unit, &w);
+        if (atomic_fetch_sub(&job->left[task], 1) == 1) merge_units(job, task, &w);
+    }
+}
+
+/* ---- the region ---- */
+
+/* Units of all tasks, 0 when there are tasks enough without. */
+static int count_units(const struct job *job, int threads) {
+    int blocks = 0;
+    for (int s = 0; s < job->strip_count; s++) blocks += job->strips[s].blocks;
+    const int units = blocks * job->cache->kv_heads;
+    return threads > 1 && job->tasks < TASKS_A_THREAD * threads && units > job->tasks ? units : 0;
+}
+
+static void number_units(struct job *job) {
+    job->first_unit[0] = 0;
+    for (int t = 0; t < job->tasks; t++) {
+        job->first_unit[t + 1] = job->first_unit[t] + strip_of(job, t)->blocks;
+        atomic_init(&job->left[t], strip_of(job, t)->blocks);
+    }
+}
+
+static int64_t products(const struct job *job) {
+    int64_t sum = 0;
+    for (int s = 0; s < job->strip_count; s++) sum += (int64_t)job->strips[s].rows * job->strips[s].blocks;
+    return sum * job->cache->kv_heads * ATTENTION_SPLIT * (job->cache->key_dim + job->cache->value_dim);
+}
+
+static void *take(uint8_t **scratch, size_t bytes) {
+    void *at = *scratch;
+    *scratch += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Lays the job out in the pool's scratch: strips first, for the other sizes follow from them. */
+static bool lay_out(struct job *job, int threads) {
+    const int strips = count_strips(job->batch, job->group), tasks = strips * job->cache->kv_heads;
+    const size_t lists = (size_t)strips * sizeof(struct strip) + (size_t)tasks * 2 * sizeof(int) + 512;
+    uint8_t *scratch = pool_scratch(lists);
+    if (!scratch) return false;
+    job->strips = (struct strip *)scratch;
+    make_strips(job);
+    job->tasks = tasks;
+    job->units = count_units(job, threads);
+    int most_rows = 0;
+    for (int s = 0; s < strips; s++) most_rows = job->strips[s].rows > most_rows ? job->strips[s].rows : most_rows;
+    job->part_floats = ((size_t)most_rows * (size_t)(job->stride + 2) + 15) / 16 * 16;
+    job->thread_floats = workspace_floats(job);
+    scratch = pool_scratch(lists + ((size_t)job->units * job->part_floats + (size_t)threads * job->thread_floats) * sizeof(float));
+    if (!scratch) return false;
+    job->strips = take(&scratch, (size_t)strips * sizeof(struct strip));
+    job->first_unit = take(&scratch, ((size_t)tasks + 1) * sizeof(int));
+    job->left = take(&scratch, (size_t)tasks * sizeof(int));
+    job->parts = take(&scratch, (size_t)job->units * job->part_floats * sizeof(float));
+    job->thread_scratch = take(&scratch, 0);
+    job->strip_count = 0;
+    make_strips(job); /* again: scratch that grows does not keep what it held */
+    if (job->units) number_units(job);
+    return true;
+}
+
+int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
+                     float scale, int window, const float *sinks) {
+    if (!batch->n) return 0;
+    struct job job = {.cache = cache, .batch = batch, .q = q, .sinks = sinks, .out = out, .heads = heads, .window = window,
+                      .group = heads / cache->kv_heads, .stride = (cache->value_dim + 15) / 16 * 16, .scale = scale};
+    pool_lock();
+    const bool fits = lay_out(&job, pool_threads());
+    if (fits && products(&job) < SMALL) do_tasks(&job, 0, 1);
+    else if (fits) pool_share(job.units ? do_units : do_tasks, &job);
+    pool_unlock();
+    return fits ? 0 : REGION_NO_MEMORY;
+}
