@@ -138,7 +138,7 @@ def write_gguf(directory: Path, kind: str, config: dict[str, Any], layout: str, 
 
 QUANTIZED = {
     "vocab_size": 64, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False, "moe_intermediate_size": 256,
+    "head_dim": 32, "max_position_embeddings": 640, "tie_word_embeddings": False, "moe_intermediate_size": 256,
     "intermediate_size": 256, "num_experts": 3, "num_experts_per_tok": 2, "norm_topk_prob": True,
 }  # fmt: skip
 BLOCKS = {  # tensor -> type, by layer
@@ -212,7 +212,7 @@ def fill(model: torch.nn.Module, tensors: dict[str, tuple[np.ndarray, str]]) -> 
 
 def write_quantized(directory: Path, classes: tuple[Any, Any], tokens: int) -> None:
     """model.gguf in mixed block formats, with the logits of its dequantised weights."""
-    from make_golden import LOGIT_GAP, ROUTER_GAP, half_cache, logit_gap, router_gap
+    from make_golden import LOGIT_GAP, ROUTER_GAP, half_cache_logits, logit_gap, router_gap
 
     model = classes[1](classes[0](**QUANTIZED, attn_implementation="eager")).float().eval()
     for seed in range(2000):
@@ -222,8 +222,7 @@ def write_quantized(directory: Path, classes: tuple[Any, Any], tokens: int) -> N
         logits = model(ids).logits[0].numpy()
         if router_gap(model, ids, 2) >= ROUTER_GAP and logit_gap(logits) >= LOGIT_GAP:
             break
-    with half_cache("qwen3_moe"):
-        logits_half = model(ids).logits[0].numpy()
+    half = half_cache_logits(model, "qwen3_moe", ids[0].numpy())
     directory.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(directory / "model.gguf", "qwen3moe")
     add_metadata(writer, "qwen3_moe", QUANTIZED)
@@ -231,7 +230,6 @@ def write_quantized(directory: Path, classes: tuple[Any, Any], tokens: int) -> N
         raw = data if kind != "F32" else data.view(np.uint8)
         writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=Type[kind])
     close(writer)
-    np.savez_compressed(directory / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits,
-                        logits_half=logits_half)  # fmt: skip
+    np.savez_compressed(directory / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits, **half)
     size = (directory / "model.gguf").stat().st_size
     print(f"{directory.name}: {size / 1000:.0f} kB, logits {logits.min():.2f} to {logits.max():.2f}")

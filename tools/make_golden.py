@@ -4,8 +4,9 @@
 
 Needs torch, transformers, tokenizers and gguf; the test suite needs none of torch and transformers. Every case is a
 directory with config.json, model.safetensors and golden.npz: ids, logits of a float32 eager forward pass, and the same
-with keys and values rounded to float16 as the engine's cache does, which leaves room for a sharp comparison. Some add
-the weights as model.gguf, mapped here by hand so that the engine's own reader and writer are not their own judge.
+with keys and values rounded to float16 as the engine's cache does (logits_half), which allows a sharp comparison; for a
+longer text (long_ids) the last rows of that. Some add the weights as model.gguf, mapped here by hand so that the
+engine's own reader and writer are not their own judge.
 Seeds are searched until no router decision and no first place among the logits is close.
 """
 
@@ -29,6 +30,7 @@ from golden_text import write_tokenizer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 TOKENS = 24
+LONG_TOKENS, LONG_ROWS = 530, 3  # more than two blocks of the cache; only the last rows are stored
 ROUTER_GAP = 1e-3  # smallest difference between the last chosen and the first refused probability
 LOGIT_GAP = 3e-3  # smallest difference between first and second logit, as a part of the logits' range
 
@@ -47,7 +49,7 @@ class Case:
 
 BASE: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+    "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 MIXTRAL = BASE | {"intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN = BASE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 40}
@@ -165,6 +167,16 @@ def half_cache(kind: str) -> Iterator[None]:
         module.eager_attention_forward = plain
 
 
+def half_cache_logits(model: torch.nn.Module, kind: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Logits with a float16 cache: of the ids, and the last rows of a longer text."""
+    generator = torch.Generator().manual_seed(LONG_TOKENS)
+    long_ids = torch.randint(3, model.config.vocab_size, (1, LONG_TOKENS), generator=generator)
+    with half_cache(kind):
+        logits = model(torch.from_numpy(ids)[None].long()).logits[0].numpy()
+        long_logits = model(long_ids).logits[0, -LONG_ROWS:].numpy()
+    return {"logits_half": logits, "long_ids": long_ids[0].numpy().astype(np.int32), "long_logits": long_logits}
+
+
 def legacy(config: dict[str, Any]) -> dict[str, Any]:
     """The same configuration as files written before transformers 5 have it."""
     rope = dict(config.pop("rope_parameters"))
@@ -189,13 +201,12 @@ def write(name: str, case: Case) -> None:
     ids, logits = next(search(model, case))
     directory = GOLDEN / name
     shutil.rmtree(directory, ignore_errors=True)
-    with half_cache(case.kind):
-        logits_half = model(torch.from_numpy(ids)[None].long()).logits[0].numpy()
+    half = half_cache_logits(model, case.kind, ids)
     frequencies, factor = inverse_frequencies(model)
     model.to(DTYPES[case.dtype]).save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(
-        directory / "golden.npz", ids=ids, logits=logits, logits_half=logits_half, inverse_frequencies=frequencies,
+        directory / "golden.npz", ids=ids, logits=logits, **half, inverse_frequencies=frequencies,
         attention_factor=factor,
     )  # fmt: skip
     path = directory / "config.json"
