@@ -94,8 +94,8 @@ class Checkpoint:
     def experts(self, layer: int) -> ExpertTensors:
         """Where the routed experts of a layer are, merged in one tensor or stored one by one, with shapes checked."""
         hidden = self.metadata.integer(self.key("embedding_length"), low=1)
-        width = self.metadata.integer(self.key("feed_forward_length"), 0)
-        width = self.metadata.integer(self.key("expert_feed_forward_length"), width, low=1)
+        own, shared = self.key("expert_feed_forward_length"), self.key("feed_forward_length")
+        width = self.metadata.integer(own if own in self.metadata else shared, low=1)
         return ExpertTensors(
             gate=self._projection(layer, "gate", (width, hidden)),
             up=self._projection(layer, "up", (width, hidden)),

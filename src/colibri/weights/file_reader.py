@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,6 +15,43 @@ from typing import Any, Self
 from colibri.errors import FileError
 
 _READ_LIMIT = 1 << 30  # Linux reads at most 0x7ffff000 bytes a call
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a regular file for reading; FileError when there is none (a pipe would be waited for)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: cannot be opened: {error}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileError(f"{path}: is not a regular file")
+    return descriptor
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """The descriptor and the size of a regular file; errors of the system become FileError naming the file."""
+    descriptor = open_regular(path)
+    try:
+        yield descriptor, os.fstat(descriptor).st_size
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_exactly(path: Path, descriptor: int, count: int, offset: int) -> bytes:
+    """`count` bytes from `offset` on; FileError when the file ends before."""
+    parts = []
+    while count:
+        part = os.pread(descriptor, min(count, _READ_LIMIT), offset)
+        if not part:
+            raise FileError(f"{path}: ends at byte {offset}, {count} more bytes are expected; it is truncated")
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return b"".join(parts)
 
 
 class _OpenFile:
@@ -96,10 +134,7 @@ class FileReader:
                 self._trim(self._max_open)
 
     def _open_checked(self, file: Path) -> int:
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FileError(f"{file}: cannot be opened: {error.strerror}") from error
+        descriptor = open_regular(file)
         status = os.fstat(descriptor)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if self._identity.setdefault(file, identity) != identity:

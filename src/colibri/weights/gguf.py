@@ -22,6 +22,7 @@ import numpy as np
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_CODE
+from colibri.weights.file_reader import opened
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
@@ -153,11 +154,8 @@ def _join(path: Path, count: int) -> GGUFFile:
 
 
 def _read_file(path: Path) -> GGUFFile:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return _Header(path, file.fileno(), os.fstat(file.fileno()).st_size).parse()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    with opened(path) as (descriptor, size):
+        return _Header(path, descriptor, size).parse()
 
 
 class _Header:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from colibri.errors import FileError, FormatError
+from colibri.errors import FormatError
+from colibri.weights.file_reader import opened, read_exactly
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
@@ -22,13 +23,10 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def read_object(path: Path, limit: int = 16 << 20) -> dict[str, Any]:
     """The JSON object in a file of at most `limit` bytes."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > limit:
-        raise FormatError(f"{path}: is larger than {limit} bytes")
+    with opened(path) as (descriptor, size):
+        if size > limit:
+            raise FormatError(f"{path}: has {size} bytes, at most {limit} are expected")
+        data = read_exactly(path, descriptor, size, 0)
     return parse_object(data, str(path))
 
 

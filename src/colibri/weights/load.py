@@ -48,6 +48,8 @@ def load_tensor(info: TensorInfo, reader: FileReader, staging: Staging | None = 
     """
     if len(info.shape) == 1:
         return load_plain(info, reader)
+    if len(info.shape) != 2:
+        raise ValueError(f"{info.name} has shape {info.shape}; load the experts of a merged tensor one by one")
     if info.type not in ops.BLOCK_TYPES:
         raise UnsupportedError(
             f"{info.file}: tensor {info.name} is of type {info.type}; {', '.join(ops.BLOCK_TYPES)} are run"

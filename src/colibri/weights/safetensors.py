@@ -6,7 +6,6 @@ Source: the format's description in the safetensors repository (8 bytes of heade
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.json_file import parse_object, read_object
 
 MAX_HEADER_BYTES: Final = 32 << 20  # 200,000 tensors; real shards stay below 4 MB
@@ -100,19 +100,13 @@ def _read_indexed(index: Path) -> dict[str, SafeTensor]:
 
 def read_file(path: Path) -> dict[str, SafeTensor]:
     """The tensors of one file. Raises FileError when it is truncated, FormatError when it contradicts the format."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(_read_exactly(path, file.fileno(), 8, 0), "little")
-            if length > MAX_HEADER_BYTES:
-                raise FormatError(f"{path}: the header length is {length}, at most {MAX_HEADER_BYTES} is expected")
-            if 8 + length > size:
-                raise FileError(
-                    f"{path}: the header takes {8 + length} bytes, but the file has {size}; it is truncated"
-                )
-            data = _read_exactly(path, file.fileno(), length, 8)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    with opened(path) as (descriptor, size):
+        length = int.from_bytes(read_exactly(path, descriptor, 8, 0), "little")
+        if length > MAX_HEADER_BYTES:
+            raise FormatError(f"{path}: the header length is {length}, at most {MAX_HEADER_BYTES} is expected")
+        if 8 + length > size:
+            raise FileError(f"{path}: the header takes {8 + length} bytes, but the file has {size}; it is truncated")
+        data = read_exactly(path, descriptor, length, 8)
     header = parse_object(data, f"{path} (header)")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
@@ -120,18 +114,6 @@ def read_file(path: Path) -> dict[str, SafeTensor]:
     tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
     _check_cover(path, tensors, 8 + length, size)
     return tensors
-
-
-def _read_exactly(path: Path, descriptor: int, count: int, offset: int) -> bytes:
-    parts = []
-    while count:
-        part = os.pread(descriptor, count, offset)
-        if not part:
-            raise FileError(f"{path}: ends at byte {offset} inside its header; it is truncated")
-        parts.append(part)
-        count -= len(part)
-        offset += len(part)
-    return b"".join(parts)
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> SafeTensor:
