@@ -1,0 +1,73 @@
+/* What the tests of the kernels share: deterministic random weights and activations, and a count of failures. */
+#ifndef COLIBRI_TESTS_CHECK_H
+#define COLIBRI_TESTS_CHECK_H
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dispatch.h"
+
+static int failures;
+#define CHECK(condition, ...)                                                    \
+    do {                                                                         \
+        if (!(condition)) {                                                      \
+            if (failures++ < 20) printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"); \
+        }                                                                        \
+    } while (0)
+
+static uint32_t random_state = 1;
+static inline uint32_t random_bits(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 17;
+    return random_state ^= random_state << 5;
+}
+static inline float random_float(void) { return (float)(int32_t)random_bits() * 0x1p-31f; }
+
+static inline void *allocate(size_t bytes) {
+    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!p) abort();
+    return p;
+}
+
+static inline void put_f16(uint8_t *p, float x) { /* positive, normal in f16 */
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint16_t half = (uint16_t)((bits - 0x38000000u) >> 13);
+    memcpy(p, &half, 2);
+}
+static inline void random_scale(uint8_t *p) { put_f16(p, 0.001f + 0.01f * (random_float() + 1)); }
+
+/* Plain rows with any bits in the integers and scales of about 0.01. */
+static inline uint8_t *random_plain(int type, int rows, int k) {
+    const struct type_info *t = &type_info[type];
+    size_t blocks = (size_t)rows * (size_t)(k / t->values);
+    uint8_t *plain = allocate(blocks * (size_t)t->bytes);
+    for (size_t i = 0; i < blocks; i++) {
+        uint8_t *block = plain + i * (size_t)t->bytes;
+        float x = random_float();
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        uint16_t high = (uint16_t)(bits >> 16);
+        for (int j = 0; j < t->bytes; j++) block[j] = (uint8_t)(random_bits() >> 11);
+        switch (type) {
+        case T_F32: memcpy(block, &x, 4); break;
+        case T_BF16: memcpy(block, &high, 2); break;
+        case T_F16: put_f16(block, fabsf(x) + 0.001f), block[1] |= (uint8_t)(bits >> 24 & 0x80); break;
+        case T_MXFP4: block[0] = (uint8_t)(118 + random_bits() % 6); break;
+        case T_Q6_K: random_scale(block + 208); break;
+        case T_Q4_K: case T_Q5_K: random_scale(block), random_scale(block + 2); break;
+        default: random_scale(block);
+        }
+    }
+    return plain;
+}
+
+/* Rows in one activation format. */
+static inline size_t activation_bytes(int activation, int k) {
+    if (activation == A_Q32) return (size_t)k / 32 * sizeof(struct q32_block);
+    if (activation == A_Q256) return (size_t)k / 256 * sizeof(struct q256_block);
+    return (size_t)k * sizeof(float);
+}
+#endif
