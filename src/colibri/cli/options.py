@@ -46,35 +46,65 @@ class TokenIds(click.ParamType):
 def model_option(function: Decorated) -> Decorated:
     """-m MODEL; the embedded model where it is absent."""
     return click.option(
-        "-m", "--model", type=click.Path(path_type=Path), envvar="COLIBRI_MODEL", show_envvar=True,
+        "-m",
+        "--model",
+        type=click.Path(path_type=Path),
+        envvar="COLIBRI_MODEL",
+        show_envvar=True,
         help="A .gguf file (the first of a split is enough) or a Hugging Face directory. Default: the embedded model.",
     )(function)
 
 
 def load_options(function: Decorated) -> Decorated:
     """The options of colibri.load: model, memory, threads, context, precision."""
-    for option in reversed((
-        click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G."),
-        click.option("--threads", type=click.IntRange(1), envvar="COLIBRI_THREADS", help="Default: the CPUs given to this process."),
-        click.option("--context", type=click.IntRange(1), help="Tokens of context. Default: what the model names, at most 4096."),
-        click.option("--precision", type=click.Choice(["fast", "exact"]), default="fast", show_default=True,
-                     help="fast: integer activations; exact: float32, to compare with references."),
-    )):
+    for option in reversed(
+        (
+            click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G."),
+            click.option(
+                "--threads",
+                type=click.IntRange(1),
+                envvar="COLIBRI_THREADS",
+                help="Default: the CPUs given to this process.",
+            ),
+            click.option(
+                "--context",
+                type=click.IntRange(1),
+                help="Tokens of context. Default: what the model names, at most 4096.",
+            ),
+            click.option(
+                "--precision",
+                type=click.Choice(["fast", "exact"]),
+                default="fast",
+                show_default=True,
+                help="fast: integer activations; exact: float32, to compare with references.",
+            ),
+        )
+    ):
         function = option(function)
     return model_option(function)
 
 
 def sampling_options(function: Decorated) -> Decorated:
     """The options that become SamplingParams."""
-    for option in reversed((
-        click.option("--max-tokens", type=click.IntRange(0), default=128, show_default=True),
-        click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0 takes the likeliest token."),
-        click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: all."),
-        click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
-        click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
-        click.option("--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True),
-        click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
-        click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
-    )):
+    for option in reversed(
+        (
+            click.option("--max-tokens", type=click.IntRange(0), default=128, show_default=True),
+            click.option(
+                "--temperature",
+                type=click.FloatRange(0),
+                default=0.8,
+                show_default=True,
+                help="0 takes the likeliest token.",
+            ),
+            click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: all."),
+            click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
+            click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
+            click.option(
+                "--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True
+            ),
+            click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
+            click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
+        )
+    ):
         function = option(function)
     return function
