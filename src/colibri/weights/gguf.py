@@ -12,7 +12,6 @@ import math
 import os
 import re
 import struct
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,9 @@ from colibri.weights.tensor_info import TensorInfo
 # Far above any known model (a 260,000-token vocabulary with merges takes 16 MB); they bound time and memory.
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_KEYS: Final = 1 << 16
-MAX_TENSORS: Final = 1 << 18
+MAX_TENSORS: Final = 1 << 16
+MAX_STRINGS: Final = 1 << 22
+MAX_ARRAYS: Final = 1 << 14
 MAX_STRING_BYTES: Final = 16 << 20
 MAX_NAME_BYTES: Final = 1024
 MAX_SHARDS: Final = 4096
@@ -167,6 +168,8 @@ class _Header:
         self._descriptor = descriptor
         self._data = bytearray()
         self._at = 0
+        self._strings_left = MAX_STRINGS
+        self._arrays_left = MAX_ARRAYS
 
     def parse(self) -> GGUFFile:
         magic = bytes(self._take(min(4, self.size), "magic"))
@@ -271,7 +274,8 @@ class _Header:
         if code == _ARRAY:
             if depth == 3:
                 raise FormatError(f"{self.path}: metadata {key} nests arrays more than 4 deep")
-            count = self._count(f"length of {key}", MAX_KEYS, 12)
+            count = self._count(f"length of {key}", self._arrays_left, 12)
+            self._arrays_left -= count
             rows = [self._array(key, depth + 1)[0] for _ in range(count)]
             return rows, "array[array]"
         if code not in _SCALARS:
@@ -288,26 +292,26 @@ class _Header:
         return np.frombuffer(raw, np.dtype(kind).newbyteorder("<")), f"array[{kind}]"
 
     def _strings(self, key: str) -> StringArray:
-        """Walk over the lengths; the bytes themselves are only kept."""
-        count = self._count(f"length of {key}", MAX_HEADER_BYTES, 8)
-        bounds = array("I")
+        """Walk over the lengths only. Most of the time of opening a file is spent here, so bounds are left to `unpack`."""
+        count = self._count(f"length of {key}", self._strings_left, 8)
+        self._strings_left -= count
         start = position = self._at
-        data, loaded, unpack = self._data, len(self._data), _LENGTH.unpack_from
-        for index in range(count):
-            bounds.append(position - start)
-            if position + 8 > loaded:
+        starts: list[int] = []
+        append, unpack = starts.append, _LENGTH.unpack_from
+        while len(starts) < count:
+            data = self._data
+            try:
+                for _ in range(count - len(starts)):
+                    (length,) = unpack(data, position)
+                    append(position)
+                    position += 8 + length
+            except (struct.error, IndexError, OverflowError):
                 self._at = position
-                self._take(8, f"{key}[{index}]")
-                data, loaded = self._data, len(self._data)
-            length = unpack(data, position)[0]
-            position += 8 + length
-            if position > loaded:
-                self._at = position - length
-                self._take(length, f"{key}[{index}]")
-                data, loaded = self._data, len(self._data)
-        bounds.append(position - start)
-        self._at = position
-        return StringArray(bytes(memoryview(data)[start:position]), np.frombuffer(bounds, np.uint32))
+                self._take(8, f"string {len(starts)} of {key}")  # reads on, or refuses
+        self._at = start
+        raw = bytes(self._take(position - start, key))
+        starts.append(position)
+        return StringArray(raw, (np.array(starts, np.int64) - start).astype(np.uint32))
 
     def _alignment(self, metadata: Mapping[str, Any], kinds: Mapping[str, str]) -> int:
         alignment = metadata.get("general.alignment", 32)

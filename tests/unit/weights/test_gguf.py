@@ -144,7 +144,7 @@ WRONG: list[tuple[str, bytes, type[ColibriError], str]] = [
     ("array length", gguf([key("k", ARRAY, array(UINT32, HUGE))]), FormatError, "length of k"),
     ("array length wraps", gguf([key("k", ARRAY, array(UINT32, (1 << 62) + 1))]), FormatError, "length of k"),
     ("string array length", gguf([key("k", ARRAY, array(STRING, HUGE))]), FormatError, "length of k"),
-    ("string in array", gguf([key("k", ARRAY, array(STRING, 1, u64(HUGE)))], data=64), ColibriError, "k\\[0\\]"),
+    ("string in array", gguf([key("k", ARRAY, array(STRING, 1, u64(HUGE)))], data=64), FileError, "k takes"),
     ("array type", gguf([key("k", ARRAY, array(99, 1))]), FormatError, "unknown type 99"),
     ("deep arrays", gguf([key("k", ARRAY, nested(500))]), FormatError, "more than 4 deep"),
     ("bool of 2", gguf([key("k", 7, b"\x02")], data=32), FormatError, "k is a bool"),
