@@ -40,7 +40,7 @@ class Loader:
     """
 
     def __init__(
-        self, reader: ExpertReader, lock: threading.Lock, finished: Callable[[Job], None], threads: int
+        self, reader: ExpertReader, lock: threading.RLock, finished: Callable[[Job], None], threads: int
     ) -> None:
         self._reader = reader
         self._lock = lock

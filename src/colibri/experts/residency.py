@@ -10,7 +10,7 @@ import numpy as np
 
 from colibri import ops
 from colibri.experts.loading import Job, Loader
-from colibri.experts.policy import LeastRecentlyUsed, Policy
+from colibri.experts.policy import NextUse, Policy
 from colibri.experts.reading import STRIPE, ExpertReader
 from colibri.experts.slots import Slot, SlotPool
 from colibri.experts.stats import ResidencyCounters, RoutingStats
@@ -43,8 +43,8 @@ class Residency:
         self.routing = RoutingStats(store.layers, store.experts, experts_per_token)
         self.reader = reader or ExpertReader(_largest_stripe(store))
         self._experts = store.experts
-        self._policy: Policy = policy or LeastRecentlyUsed(store.layers, store.experts)
-        self._pools = {layout: SlotPool(layout, count) for layout, count in (limits or _all_slots(store)).items()}
+        self._policy: Policy = policy or NextUse(store.layers, store.experts)
+        self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or _all_slots(store)).items()}
         self._tables = {
             layer: ops.ExpertTable(store.count(layer), store.hidden, store.intermediate) for layer in store.moe_layers()
         }
@@ -53,7 +53,7 @@ class Residency:
         layers_of_keys = np.arange(keys) // self._experts
         self._of_pool = {
             layout: np.isin(layers_of_keys, [layer for layer in store.moe_layers() if store.layouts[layer] == layout])
-            for layout in self._pools
+            for layout in self.pools
         }  # (keys,) which experts may use a pool
         self._layer_keys = {layer: self._keys_of(layer) for layer in store.moe_layers()}
         self._present = bytearray(keys)
@@ -62,7 +62,7 @@ class Residency:
         self._leases: dict[int, int] = {}  # key -> how many parts use it now
         self._layer_leases = [0] * store.layers
         self._loading: dict[int, Job] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a dropped step may be collected, and give its leases back, at any allocation
         self._change = threading.Condition(self._lock)  # requesters wait for arrivals and slots
         self._loader = Loader(self.reader, self._lock, self._finished, readers)
         self._bounded = limits is not None
@@ -93,6 +93,8 @@ class Residency:
             finally:
                 with self._lock:
                     self._layer_leases[layer] -= 1
+                    if self._bounded:  # limits came while the part was out
+                        self._trim()
             return
         yield from self._leased_parts(layer, self._chosen(layer, ids))
 
@@ -157,17 +159,32 @@ class Residency:
             self._loader.read(*taken)
         return []
 
+    def set_limits(self, limits: dict[Layout, int]) -> None:
+        """Change the number of slots of each layout, up to what it was made with.
+
+        What nobody uses is given up at once, the rest when its part ends; nothing is read into a pool above its limit,
+        and the memory of surplus slots returns to the system.
+        """
+        with self._lock:
+            self._bounded = True
+            for layout, limit in limits.items():
+                pool = self.pools[layout]
+                pool.limit = max(1, min(limit, pool.capacity))
+                pool.release_unused()
+            self._trim()
+            self._change.notify_all()
+
     # ---- what is here --------------------------------------------------------------------------------------------
 
     @property
     def resident_experts(self) -> int:
         """Experts in slots, those that are being read included."""
-        return sum(pool.live for pool in self._pools.values())
+        return sum(pool.live for pool in self.pools.values())
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of the slots in use."""
-        return sum(pool.live * pool.slot_bytes for pool in self._pools.values())
+        return sum(pool.live * pool.slot_bytes for pool in self.pools.values())
 
     @property
     def leased(self) -> int:
@@ -220,11 +237,17 @@ class Residency:
         return job
 
     def _find_slot(self, key: int) -> Slot | None:
-        pool = self._pools[self.store.layouts[key // self._experts]]
+        pool = self.pools[self.store.layouts[key // self._experts]]
         slot = pool.take()
         if slot is None and self._evict(pool):
             slot = pool.take()
         return slot
+
+    def _trim(self) -> None:
+        """Bring every pool under its limit as far as leases allow."""
+        for pool in self.pools.values():
+            while pool.live > pool.limit and self._evict(pool):
+                pass
 
     def _evict(self, pool: SlotPool) -> bool:
         """Give up the least valuable expert of this pool that nobody uses."""
@@ -248,7 +271,7 @@ class Residency:
         self._present[key] = 0
         self._absent[layer] += 1
         self.counters.evicted += 1
-        self._pools[self.store.layouts[layer]].give_back(slot)
+        self.pools[self.store.layouts[layer]].give_back(slot)
 
     # ---- outside the lock ----------------------------------------------------------------------------------------
 
@@ -263,6 +286,8 @@ class Residency:
                     leases[key] = count
                 else:
                     del leases[key]
+            if self._bounded:
+                self._trim()
             self._change.notify_all()
 
     def _finished(self, job: Job) -> None:
@@ -272,8 +297,9 @@ class Residency:
         if job.error is None:
             self._install(job, layer, number, job.expert.nbytes)
         else:
-            self._pools[self.store.layouts[layer]].give_back(job.slot)
+            self.pools[self.store.layouts[layer]].give_back(job.slot)
         job.done = True
+        self._trim()  # nobody may wait for it any more
         self._change.notify_all()
 
     def _install(self, job: Job, layer: int, number: int, nbytes: int) -> None:
