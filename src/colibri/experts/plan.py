@@ -65,16 +65,16 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
     """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do."""
     totals = _totals(store)
     least = {layout: min(count, experts_per_token) for layout, count in totals.items()}
-    floor = needs.total + _bytes(least) + HUGE_PAGE * len(least)
+    floor = needs.total + slots_bytes(least) + HUGE_PAGE * len(least)
     if budget < floor:
         raise MemoryBudgetError(
             f"--ram {readable(budget)} is below the floor of this model: {readable(floor)} "
             f"({readable(needs.dense)} dense weights, {readable(needs.cache)} key-value cache, "
             f"{readable(needs.workspace + needs.staging)} buffers, {readable(needs.process + ALLOCATOR_SLACK)} the "
-            f"process, {readable(_bytes(least))} the experts of one layer); use --ram {-(-floor // MIB)}M or more"
+            f"process, {readable(slots_bytes(least))} the experts of one layer); use --ram {-(-floor // MIB)}M or more"
         )
     room = budget - needs.total - HUGE_PAGE * len(totals)
-    limits = totals if room >= _bytes(totals) else _divide(room, totals, least)
+    limits = totals if room >= slots_bytes(totals) else divide(room, totals, least)
     token_bytes = sum(
         min(store.count(layer), experts_per_token) * store.slot_bytes(layer) for layer in store.moe_layers()
     )
@@ -83,10 +83,10 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
         floor=floor,
         needs=needs,
         limits=limits,
-        expert_bytes=_bytes(limits),
-        all_expert_bytes=_bytes(totals),
+        expert_bytes=slots_bytes(limits),
+        all_expert_bytes=slots_bytes(totals),
         token_bytes=token_bytes,
-        notes=_notes(_bytes(limits), token_bytes),
+        notes=_notes(slots_bytes(limits), token_bytes),
     )
 
 
@@ -103,20 +103,21 @@ def _totals(store: ExpertStore) -> dict[Layout, int]:
     return totals
 
 
-def _bytes(slots: dict[Layout, int]) -> int:
+def slots_bytes(slots: dict[Layout, int]) -> int:
+    """Bytes of that many slots of each layout."""
     return sum(slot_bytes(layout) * count for layout, count in slots.items())
 
 
-def _divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
+def divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
     """The same share of each layout's experts, no fewer than the least; what is left over goes where it fits."""
-    share = room / _bytes(totals)
+    share = room / slots_bytes(totals)
     slots = {layout: max(least[layout], int(share * count)) for layout, count in totals.items()}
     largest_first = sorted(totals, key=slot_bytes, reverse=True)
     for layout in largest_first:  # a least may have taken more than its share
-        while _bytes(slots) > room and slots[layout] > least[layout]:
+        while slots_bytes(slots) > room and slots[layout] > least[layout]:
             slots[layout] -= 1
     for layout in largest_first:
-        spare = (room - _bytes(slots)) // slot_bytes(layout)
+        spare = (room - slots_bytes(slots)) // slot_bytes(layout)
         slots[layout] = min(totals[layout], slots[layout] + spare)
     return slots
 
