@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from colibri.errors import ArgumentError, ColibriError, FormatError
@@ -50,14 +50,58 @@ def render_chat(
         "eos_token": eos_token,
         **{name: _plain(value) for name, value in (variables or {}).items()},
     }
-    if all("content" in message for message in conversation):
-        return _render(template, values)
-    try:
-        return _render(template, values)
-    except ArgumentError:
-        # Many templates add to `content` without asking whether a message of tool calls has one.
-        values["messages"] = [{"content": "", **message} for message in conversation]
-        return _render(template, values)
+    return _first_complete(template, values, list(_spellings(conversation)))
+
+
+def _first_complete(template: str, values: dict[str, Any], spellings: Sequence[list[dict[str, Any]]]) -> str:
+    """The first spelling of the conversation that the template takes without losing a tool call.
+
+    Templates disagree on whether a message of tool calls has its content missing, null or empty, and on whether
+    arguments are an object or JSON text; where none is complete, the first that renders is the prompt.
+    """
+    rendered: str | None = None
+    refused: ArgumentError | None = None
+    for spelling in spellings:
+        try:
+            text = _render(template, {**values, "messages": spelling})
+        except ArgumentError as error:
+            refused = refused or error
+            continue
+        if all(name in text for name in _called(spelling)):
+            return text
+        rendered = text if rendered is None else rendered
+    if rendered is None:
+        raise refused or ArgumentError("messages: the chat template cannot render them")
+    return rendered
+
+
+def _spellings(conversation: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    without_content = any("content" not in message for message in conversation)
+    contents: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}] if without_content else [{}]
+    objects = any(isinstance(call["arguments"], dict) for message in conversation for call in _functions(message))
+    for as_text in (False, True) if objects else (False,):
+        for content in contents:
+            yield [{**content, **(_with_text_arguments(message) if as_text else message)} for message in conversation]
+
+
+def _called(conversation: list[dict[str, Any]]) -> list[str]:
+    return [call["name"] for message in conversation for call in _functions(message)]
+
+
+def _functions(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return [call.get("function", call) for call in message.get("tool_calls", ())]
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        changed = {**function, "arguments": text if isinstance(function["arguments"], dict) else function["arguments"]}
+        calls.append({**call, "function": changed} if "function" in call else changed)
+    return {**message, "tool_calls": calls}
 
 
 def _render(template: str, values: dict[str, Any]) -> str:
@@ -66,12 +110,13 @@ def _render(template: str, values: dict[str, Any]) -> str:
     from jinja2.exceptions import SecurityError
 
     from colibri.text import sandbox
+    from colibri.text.template_limits import LimitError
 
     try:
         return sandbox.render(template, values)
     except ColibriError:
         raise
-    except (SecurityError, sandbox.LimitError) as error:
+    except (SecurityError, LimitError, OverflowError) as error:
         raise FormatError(f"chat template: {error}. Fix or replace the template.") from None
     except TemplateError as error:
         raise ArgumentError(f"messages: the chat template says: {error.message or error}") from None
