@@ -495,8 +495,8 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     const int64_t n = logits.shape[0], experts = logits.shape[1];
     f32_of(weights, "weights", n, -1);
     const int64_t k = weights.shape[1], shape[] = {n, k};
-    expect(ids, "ids", T_I32, shape);
     if (k < 1 || k > experts) wrong("weights", describe(weights), "1 to " + std::to_string(experts) + " columns");
+    expect(ids, "ids", T_I32, shape);
     const float *offset = bias ? f32_of(*bias, "bias", experts) : nullptr;
     const int kind = choice(score, "score", {"softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"});
     need(kernels->router, "router");

@@ -39,8 +39,8 @@ static float largest(const float *x, int n) {
     return vf_reduce_max(most);
 }
 
-/* scores (n rounded up to 16) from logits (n); returns their sum. */
-static float all_scores(float *scores, const float *logits, int n, int score) {
+/* scores (n rounded up to 16) from logits (n) */
+static void all_scores(float *scores, const float *logits, int n, int score) {
     const vf peak = vf_set1(score == SCORE_SOFTMAX ? largest(logits, n) : 0.0f);
     vf total = vf_zero();
     for (int i = 0; i < n; i += 16) {
@@ -48,7 +48,9 @@ static float all_scores(float *scores, const float *logits, int n, int score) {
         vf_store(scores + i, s);
         total = vf_add(total, n - i < 16 ? vf_load_first(scores + i, n - i) : s);
     }
-    return vf_sum(total);
+    if (score != SCORE_SOFTMAX) return;
+    const vf sum = vf_set1(vf_sum(total));
+    for (int i = 0; i < n; i += 16) vf_store(scores + i, vf_div(vf_load(scores + i), sum));
 }
 
 /* What is chosen by: scores + bias; without a bias the logits, which give the same order and no ties by rounding.
@@ -96,13 +98,13 @@ static void renormalize(float *weights, int k) {
 static bool router(int32_t *ids, float *weights, const float *logits, const struct routing *r, float *scratch) {
     const int padded = (r->experts + 15) / 16 * 16;
     float *scores = scratch, *choice = scratch + padded;
-    const float total = all_scores(scores, logits, r->experts, r->score);
+    all_scores(scores, logits, r->experts, r->score);
     if (!all_choices(choice, logits, scores, r->bias, r->experts)) return false;
     for (int slot = 0; slot < r->k; slot++) {
         const int best = first_largest(choice, padded);
         choice[best] = -INFINITY;
         ids[slot] = best;
-        weights[slot] = r->score == SCORE_SOFTMAX ? scores[best] / total : scores[best];
+        weights[slot] = scores[best];
     }
     if (r->score == SCORE_SOFTMAX_CHOSEN) exponentiate(weights, r->k);
     if (r->score == SCORE_SOFTMAX_CHOSEN || r->renormalize) renormalize(weights, r->k);

@@ -1,0 +1,99 @@
+/* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own. */
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "require.h"
+#include "pool.h"
+
+struct count { int calls[POOL_MAX_THREADS], threads; atomic_int next, taken; };
+
+static void count_calls(void *context, int thread, int threads) {
+    struct count *count = context;
+    count->calls[thread]++;
+    if (!thread) count->threads = threads;
+}
+
+static void take_items(void *context, int thread, int threads) {
+    (void)thread, (void)threads;
+    struct count *count = context;
+    while (pool_next(&count->next) < 100) atomic_fetch_add(&count->taken, 1);
+}
+
+static void check_regions(int threads, int rounds) {
+    struct count count = {.threads = 0};
+    pool_set_threads(threads);
+    REQUIRE(pool_threads() == threads);
+    for (int i = 0; i < rounds; i++) pool_run(count_calls, &count);
+    REQUIRE(count.threads == threads);
+    for (int t = 0; t < threads; t++) REQUIRE(count.calls[t] == rounds);
+    for (int i = 0; i < rounds; i++) {
+        atomic_store(&count.next, 0);
+        atomic_store(&count.taken, 0);
+        pool_share(take_items, &count);
+        REQUIRE(atomic_load(&count.taken) == 100);
+    }
+}
+
+static void *call_often(void *argument) {
+    struct count count = {.threads = 0};
+    (void)argument;
+    for (int i = 0; i < 500; i++) pool_run(count_calls, &count);
+    for (int t = 0; t < count.threads; t++) REQUIRE(count.calls[t] == 500);
+    return NULL;
+}
+
+static void check_callers(void) {
+    pthread_t callers[3];
+    for (int i = 0; i < 3; i++) REQUIRE(!pthread_create(&callers[i], NULL, call_often, NULL));
+    for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
+}
+
+static void check_fork(void) {
+    const pid_t child = fork();
+    if (!child) {
+        check_regions(2, 10);
+        _exit(0);
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    check_regions(2, 10); /* the parent's pool goes on */
+}
+
+static void check_scratch(void) {
+    pool_lock();
+    char *scratch = pool_scratch(1000);
+    REQUIRE(scratch && (size_t)scratch % 64 == 0);
+    memset(scratch, 1, 1000);
+    REQUIRE(pool_scratch(500) == scratch);
+    scratch = pool_scratch(10000000);
+    memset(scratch, 1, 10000000);
+    pool_unlock();
+}
+
+/* Sleeping threads are woken: regions far apart. */
+static void check_after_sleep(void) {
+    struct count count = {.threads = 0};
+    const struct timespec pause = {0, 3000000};
+    pool_set_threads(3);
+    for (int i = 0; i < 20; i++) {
+        pool_run(count_calls, &count);
+        nanosleep(&pause, NULL);
+    }
+    for (int t = 0; t < 3; t++) REQUIRE(count.calls[t] == 20);
+}
+
+int main(void) {
+    REQUIRE(pool_cpus() >= 1);
+    check_regions(1, 100);
+    check_regions(2, 2000);
+    check_regions(3, 500);
+    check_regions(7, 200);
+    check_callers();
+    check_after_sleep();
+    check_scratch();
+    check_fork();
+    return 0;
+}

@@ -1,0 +1,147 @@
+"""Ops on rows: norm, rope, add, combine, embed, finite, argmax - values, odd sizes and equal bits on every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.ops import _native, reference
+
+SIZES = [1, 7, 16, 24, 63, 100, 2048]
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    isa, threads = ops.isa(), ops.threads()
+    yield
+    _native.use_isa(isa)
+    ops.set_threads(threads)
+
+
+def to_tensor(array: NDArray[Any]) -> ops.Tensor:
+    tensor = ops.tensor({"float32": "F32", "int32": "I32"}[array.dtype.name], array.shape)
+    tensor.numpy()[...] = array
+    return tensor
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def same_everywhere(run: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """The result of `run`, after checking that every instruction set and thread count gives its bits."""
+    results = []
+    for isa in ops.isas():
+        for threads in (1, 2, 3, 7):
+            _native.use_isa(isa)
+            ops.set_threads(threads)
+            results.append(run())
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("dim", SIZES)
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_norm(n: int, dim: int) -> None:
+    x, weight = normal(n, dim), normal(dim, seed=1)
+
+    def run() -> NDArray[Any]:
+        out = ops.tensor("F32", (n, dim))
+        assert ops.norm(out, to_tensor(x), to_tensor(weight), 1e-5)
+        return np.array(out.numpy())
+
+    np.testing.assert_allclose(same_everywhere(run), reference.rms_norm(x, weight, 1e-5), rtol=2e-6, atol=1e-7)
+
+
+def test_norm_of_heads_and_in_place() -> None:
+    x, weight = normal(3, 4 * 24), normal(24, seed=1)
+    heads = to_tensor(x).reshape(3, 4, 24)
+    assert ops.norm(heads, heads, to_tensor(weight), 1e-6)
+    np.testing.assert_allclose(heads.numpy(), reference.rms_norm(x.reshape(3, 4, 24), weight, 1e-6), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 19])
+def test_norm_reports_what_is_not_finite(bad: float, row: int) -> None:
+    x = normal(20, 1500)
+    x[row, 1499] = bad
+    assert not ops.norm(ops.tensor("F32", x.shape), to_tensor(x), to_tensor(normal(1500)), 1e-6)
+    assert not ops.finite(to_tensor(x))
+    assert ops.finite(to_tensor(normal(20, 1500)))
+
+
+@pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (24, 24), (64, 64), (80, 40), (128, 128), (100, 74)])
+def test_rope(head_dim: int, rotary: int) -> None:
+    heads, positions = 3, np.array([5, 0, 7, 7, 90], np.int32)
+    x, cosine, sine = normal(5, heads * head_dim), normal(91, rotary // 2, seed=1), normal(91, rotary // 2, seed=2)
+
+    def run() -> NDArray[Any]:
+        turned = to_tensor(x)
+        batch = ops.Batch(positions, np.zeros(5, np.int32), [np.zeros(1, np.int32)])
+        ops.rope(turned, batch, to_tensor(cosine), to_tensor(sine), head_dim)
+        return np.array(turned.numpy())
+
+    expected = reference.rope(x.reshape(5, heads, head_dim), positions, cosine, sine).reshape(5, -1)
+    np.testing.assert_allclose(same_everywhere(run), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rope_beyond_the_table_is_refused() -> None:
+    batch = ops.Batch(np.array([9], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
+    with pytest.raises(ValueError, match="position 9, expected below 9"):
+        ops.rope(to_tensor(normal(1, 8)), batch, to_tensor(normal(9, 4)), to_tensor(normal(9, 4)), 8)
+
+
+@pytest.mark.parametrize("dim", SIZES)
+def test_add(dim: int) -> None:
+    x, y = normal(3, dim), normal(3, dim, seed=1)
+    out = to_tensor(x)
+    ops.add(out, to_tensor(y))
+    assert (out.numpy() == x + y).all()
+
+
+@pytest.mark.parametrize("dim", SIZES)
+def test_combine(dim: int) -> None:
+    out, slots, weights = normal(9, dim), normal(9 * 3, dim, seed=1), normal(9, 3, seed=2)
+
+    def run() -> NDArray[Any]:
+        total = to_tensor(out)
+        ops.combine(total, to_tensor(slots), to_tensor(weights))
+        return np.array(total.numpy())
+
+    np.testing.assert_allclose(same_everywhere(run), reference.combine(out, slots, weights), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 17, 1000, 151936])
+def test_argmax_is_the_first_of_the_largest(n: int) -> None:
+    x = np.round(normal(n), 1)
+    assert ops.argmax(to_tensor(x)) == int(np.argmax(x))
+
+
+def test_embed() -> None:
+    table = normal(37, 40)
+    weights = ops.tensor("F32", (37, 40), tiled=True)
+    ops.tile(weights, table.tobytes())
+    ids = np.array([36, 0, 16, 15, 36], np.int32)
+    out = ops.tensor("F32", (5, 40))
+    ops.embed(out, weights, to_tensor(ids))
+    assert (out.numpy() == table[ids]).all()
+    for bad in (-1, 37):
+        with pytest.raises(IndexError, match=f"ids: found {bad}, expected 0 to 36"):
+            ops.embed(out, weights, to_tensor(np.array([0, bad, 0, 0, 0], np.int32)))
+
+
+def test_wrong_arguments_are_named() -> None:
+    x = to_tensor(normal(2, 8))
+    with pytest.raises(ValueError, match=r"weight: found F32 \(2, 8\)"):
+        ops.norm(x, x, x, 1e-6)
+    with pytest.raises(ValueError, match=r"x: found F32 \(2, 8\), expected F32 \(\.\.\., 3\)"):
+        ops.norm(x, x, to_tensor(normal(3)), 1e-6)
+    with pytest.raises(ValueError, match="slots: found"):
+        ops.combine(x, x, to_tensor(normal(2, 3)))
+    with pytest.raises(TypeError):
+        ops.add(normal(2, 8), normal(2, 8))  # type: ignore[arg-type]
