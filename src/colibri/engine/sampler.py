@@ -55,7 +55,8 @@ def log_sum_exp(logits: F32) -> float:
     high = float(logits.max())  # a NaN is the maximum, too
     if not math.isfinite(high) or not math.isfinite(float(logits.min())):
         raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged, nothing was sampled")
-    return high + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
+    with np.errstate(over="ignore"):  # a difference beyond float32 is -inf, whose exponential is rightly 0
+        return high + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
 
 
 def penalize(logits: F32, history: Sequence[int], penalty: float) -> F32:

@@ -1,0 +1,328 @@
+"""The public model: text in and out, limits, errors, statistics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import colibri
+from colibri.config import SamplingParams, Token
+from colibri.engine.model import Model
+from colibri.errors import (
+    ArgumentError,
+    ContextFullError,
+    FileError,
+    FormatError,
+    MemoryBudgetError,
+    NumericalError,
+    UnsupportedError,
+)
+from colibri.models.decoder import LayerTrace
+
+from .conftest import GOLDEN
+
+Load = Callable[..., Model]
+TEXT = GOLDEN / "qwen3_moe-gqa-f32"  # the one with a tokenizer
+IDS_ONLY = GOLDEN / "olmoe-mha-f32"
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+ENDLESS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+def tokens_of(model: Model, prompt: str | list[int], params: SamplingParams) -> list[Token]:
+    return list(model.generate(prompt, params))
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [TEXT, TEXT / "model.gguf"])
+def test_text_of_the_tokens_is_the_decoded_text(load: Load, path: Path) -> None:
+    model = load(path)
+    generation = model.generate("the one", ENDLESS)
+    pieces = [token.text for token in generation]
+    assert len(pieces) == 20
+    assert "".join(pieces) == generation.text == model.tokenizer.decode(generation.ids, skip_special=True)
+    assert generation.prompt_ids == model.tokenizer.encode("the one")
+
+
+def test_every_end_token_stops(load: Load) -> None:
+    model = load(TEXT)
+    assert model.end_ids == {0, 2}
+    ids = [token.id for token in tokens_of(model, [5, 6, 7], ENDLESS)]
+    assert ids
+    model.__dict__["tokenizer"].__dict__["eos_ids"] = frozenset({ids[4]})
+    first = ids.index(ids[4])
+    generation = model.generate([5, 6, 7], GREEDY)
+    assert [token.id for token in generation] == ids[:first]
+    assert generation.finish_reason == "stop"
+
+
+def test_stop_strings_are_never_shown(load: Load) -> None:
+    model = load(TEXT)
+    params = SamplingParams(temperature=2.0, max_tokens=60, seed=3, ignore_eos=True)
+    whole = "".join(token.text for token in tokens_of(model, "the", params))
+    stop = whole[10:13]
+    stopped = SamplingParams(temperature=2.0, max_tokens=60, seed=3, ignore_eos=True, stop=(stop, "never there"))
+    generation = model.generate("the", stopped)
+    assert "".join(token.text for token in generation) == whole[: whole.index(stop)]
+    assert generation.finish_reason == "stop"
+    assert generation.stop_text == stop
+
+
+def test_chat_renders_the_template(load: Load) -> None:
+    model = load(TEXT)
+    generation = model.chat([{"role": "user", "content": "the"}], GREEDY)
+    text = "<|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
+    assert generation.prompt_ids == model.tokenizer.encode(text, add_special=False)
+    assert list(generation)
+
+
+def test_a_checkpoint_without_tokenizer_takes_ids(load: Load) -> None:
+    model = load(IDS_ONLY)
+    assert not model.has_tokenizer
+    assert [token.text for token in tokens_of(model, [5, 6], GREEDY)] == [""] * 20
+    with pytest.raises(FileError, match=r"tokenizer\.json"):
+        model.generate("text")
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompt_longer_than_the_context(load: Load) -> None:
+    model = load(IDS_ONLY, context=16)
+    with pytest.raises(ContextFullError, match=r"17 tokens.*holds 16"):
+        model.generate([5] * 17)
+    with pytest.raises(ContextFullError, match=r"17 tokens.*holds 16"):
+        model.infer([5] * 17)
+    assert model.infer([5] * 16).shape == (16, 128)
+
+
+@pytest.mark.parametrize("asked", [None, 100, 10**12])
+def test_max_tokens_is_cut_to_the_room_left(load: Load, asked: int | None) -> None:
+    model = load(IDS_ONLY, context=16)
+    generation = model.generate([5] * 10, SamplingParams(max_tokens=asked, ignore_eos=True, seed=1))
+    assert len(list(generation)) == 6
+    assert generation.finish_reason == "length"
+    assert len(generation.notes) == (asked is not None)
+
+
+def test_a_full_context_leaves_no_room(load: Load) -> None:
+    generation = load(IDS_ONLY, context=16).generate([5] * 16)
+    assert list(generation) == []
+    assert generation.finish_reason == "length"
+
+
+def test_no_tokens_asked_for(load: Load) -> None:
+    generation = load(IDS_ONLY).generate([5], SamplingParams(max_tokens=0))
+    assert list(generation) == []
+    assert generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize(("ids", "message"), [
+    ([], "found no tokens"),
+    ([128], r"id 128 at position 0, expected 0\.\.127"),
+    ([5, -1], "id -1 at position 1"),
+    ([5, 2**40], "position 1"),
+    ([1.5], "expected integers"),
+    ([True], "expected integers"),
+    (["a"], "expected integers"),
+])  # fmt: skip
+def test_bad_ids(load: Load, ids: list[int], message: str) -> None:
+    model = load(IDS_ONLY)
+    with pytest.raises(ArgumentError, match=message):
+        model.generate(ids)
+    with pytest.raises(ArgumentError, match=message):
+        model.infer(ids)
+
+
+def test_an_empty_text_without_begin_token(load: Load) -> None:
+    with pytest.raises(ArgumentError, match="found no tokens"):
+        load(TEXT).generate("")
+
+
+def test_context_beyond_the_model(load: Load) -> None:
+    with pytest.raises(ArgumentError, match=r"context: found 641.*640"):
+        load(IDS_ONLY, context=641)
+
+
+def test_ram_below_the_floor(load: Load) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"--ram \d+M or more"):
+        load(IDS_ONLY, ram=1 << 20)
+
+
+def test_a_closed_model(load: Load) -> None:
+    with load(IDS_ONLY) as model:
+        pass
+    with pytest.raises(ArgumentError, match="closed"):
+        model.infer([5])
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(FileError, match="no such file"):
+        colibri.load("/nowhere/model.gguf")
+
+
+def test_the_environment_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLIBRI_MODEL", str(IDS_ONLY))
+    with colibri.load() as model:
+        assert model.config.architecture == "olmoe"
+
+
+def changed(tmp_path: Path, source: Path, **fields: object) -> Path:
+    """A copy of a directory with other fields in config.json."""
+    target = tmp_path / "model"
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | fields))
+    return target
+
+
+@pytest.mark.parametrize(("fields", "error"), [
+    ({"hidden_size": 96}, FormatError),
+    ({"num_attention_heads": 8}, FormatError),
+    ({"num_key_value_heads": 3}, FormatError),
+    ({"num_local_experts": 8, "num_experts": 8}, FormatError),
+    ({"num_experts_per_tok": 5}, FormatError),
+    ({"intermediate_size": 32}, FormatError),
+    ({"num_hidden_layers": 3}, FormatError),
+    ({"rms_norm_eps": -1.0}, FormatError),
+    ({"model_type": "gpt9_moe"}, UnsupportedError),
+])  # fmt: skip
+def test_a_config_that_contradicts_the_tensors(
+    load: Load, tmp_path: Path, fields: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="model"):
+        load(changed(tmp_path, IDS_ONLY, **fields))
+
+
+def overwrite(path: Path, name: str, value: float) -> None:
+    """Set the first value of a tensor of a safetensors file (F32)."""
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    start = json.loads(data[8 : 8 + length])[name]["data_offsets"][0] + 8 + length
+    data[start : start + 4] = np.float32(value).tobytes()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("tensor", "name"), [
+    ("model.layers.1.self_attn.v_proj.weight", "blk.1.ffn_norm.weight"),
+    ("model.layers.0.mlp.gate.weight", "blk.0.ffn_gate_inp.weight"),
+    ("model.norm.weight", "output"),
+    ("lm_head.weight", "output"),
+])  # fmt: skip
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_damaged_weights_are_reported_and_never_sampled(
+    load: Load, tmp_path: Path, tensor: str, name: str, value: float
+) -> None:
+    path = changed(tmp_path, IDS_ONLY)
+    overwrite(path / "model.safetensors", tensor, value)
+    model = load(path)
+    with pytest.raises(NumericalError, match=name):
+        model.infer([5, 6, 7])
+    generation = model.generate([5, 6, 7], GREEDY)
+    with pytest.raises(NumericalError, match=name):
+        next(generation)
+    assert generation.finish_reason == "cancelled"
+    assert generation.ids == []
+
+
+# ---- several at once -------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_model(load: Load) -> None:
+    model = load(IDS_ONLY, sequences=4)
+    prompts = [[5 + number, 6, 7] for number in range(4)]
+    expected = [[token.id for token in model.generate(prompt, ENDLESS)] for prompt in prompts]
+    found: dict[int, list[int]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [token.id for token in model.generate(prompts[number], ENDLESS)]
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [found[number] for number in range(4)] == expected
+
+
+def test_a_dropped_generation_frees_its_blocks(load: Load) -> None:
+    model = load(IDS_ONLY, context=256)
+    free = model.engine.cache.free_blocks
+    generation = model.generate([5], ENDLESS)
+    next(generation)
+    assert model.engine.cache.free_blocks == free - 1
+    del generation
+    assert model.engine.cache.free_blocks == free
+    generation = model.generate([5], ENDLESS)
+    next(generation)
+    generation.close()
+    assert generation.finish_reason == "cancelled"
+    assert model.engine.cache.free_blocks == free
+    assert list(generation) == []
+
+
+def test_a_second_sequence_waits_for_room(load: Load) -> None:
+    model = load(IDS_ONLY, context=256)
+    first = model.generate([5], ENDLESS)
+    next(first)
+    second = model.generate([6], SamplingParams(temperature=0, max_tokens=1))
+    assert next(second).id >= 0  # the first runs to its end, then the second has its turn
+    assert first.finish_reason == "length"
+    assert len(list(first)) == 19
+
+
+def test_infer_while_the_cache_is_full(load: Load) -> None:
+    model = load(IDS_ONLY, context=256)
+    first = model.generate([5], ENDLESS)
+    next(first)
+    with pytest.raises(ContextFullError, match="0 of 1 are free"):
+        model.infer([5])
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(path: Path) -> int:
+    """Values in a safetensors file of F32."""
+    data = path.read_bytes()
+    return (len(data) - 8 - int.from_bytes(data[:8], "little")) // 4
+
+
+def test_describe_and_statistics(load: Load) -> None:
+    model = load(TEXT)
+    generation = model.generate([5, 6, 7], ENDLESS)
+    list(generation)
+    assert model.describe() == {
+        "name": TEXT.name, "architecture": "qwen3moe", "layers": 2, "experts": 3, "experts_per_token": 2,
+        "parameters": parameters_of(TEXT / "model.safetensors"), "quantization": "F32",
+    }  # fmt: skip
+    timings = generation.timings.as_dict()
+    assert all(value is not None and value > 0 for value in timings.values())
+    assert model.routing.counts.shape == (2, 3)
+    assert model.routing.counts.sum() == (3 + 19) * 2 * 2
+    summary = model.routing_summary()
+    assert 0 < summary["experts_touched"] <= summary["experts_total"] == 6
+    memory = model.memory()
+    assert memory["peak_rss_bytes"] >= memory["expert_bytes_resident"] > 0
+
+
+def test_the_watcher_sees_every_layer(load: Load) -> None:
+    model = load(GOLDEN / "qwen3_moe-dense-bf16")
+    seen: list[LayerTrace] = []
+    model.watch(seen.append)
+    logits = model.infer([5, 6, 7])
+    assert [(trace.layer, trace.experts.shape) for trace in seen] == [(0, (3, 0)), (1, (3, 2)), (2, (3, 2))]
+    assert all(trace.milliseconds > 0 for trace in seen)
+    model.watch(None)
+    np.testing.assert_array_equal(model.infer([5, 6, 7]), logits)
+    assert len(seen) == 3
