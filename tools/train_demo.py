@@ -28,7 +28,7 @@ from torch.nn import functional as F
 Tokens = NDArray[np.uint16]
 
 SPECIAL_TOKENS = [SEPARATOR, "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
-TOKENS_PER_STEP = 6144
+TOKENS_PER_STEP = 4096
 PARTS_PER_STEP = 4
 SHARE_MEMORY = 0.95  # decay per step of the expert shares in the balance loss
 BALANCE_COEFFICIENT = 0.01
@@ -108,10 +108,10 @@ def load_tokens(tokenizer: Tokenizer, data: Path, half: str) -> dict[str, Tokens
 
 
 def sequence_length(step: int, progress: float) -> int:
-    """Short sequences first; later every eighth step uses the whole context."""
+    """Short sequences first; later every sixteenth step uses the whole context."""
     if progress < 0.4:
         return 256
-    return 2048 if step % 8 == 7 else 512
+    return 2048 if step % 16 == 15 else 512
 
 
 def sample_batch(
