@@ -33,17 +33,19 @@ def _read(descriptor: int, view: memoryview, offset: int) -> int:
     return os.preadv(descriptor, [view], offset)
 
 
-class _File:
+class ExpertFile:
     """One open file: a buffered and a direct descriptor and a mapping that is only asked, never touched."""
 
-    def __init__(self, path: Path, direct: bool) -> None:
+    def __init__(self, path: Path, direct: bool = True) -> None:
         self.path = path
         self.buffered = self.direct_descriptor = -1
         try:
             self.buffered = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise FileError(f"{path}: cannot be opened: {error.strerror}") from error
-        self.size = os.fstat(self.buffered).st_size
+        status = os.fstat(self.buffered)
+        self.size = status.st_size
+        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         self.direct = direct and self._open_direct()
         self._mapping = mmap.mmap(self.buffered, self.size, mmap.MAP_SHARED, mmap.PROT_READ) if self.size else None
         self._address = np.frombuffer(self._mapping, np.uint8).ctypes.data if self._mapping else 0
@@ -115,7 +117,7 @@ class ExpertReader:
         self._direct = direct
         self._read = read
         self._staging_bytes = max(PIECE, largest_stripe) + 2 * ALIGNMENT
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, ExpertFile] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
         self.counters = ReadCounters()
@@ -147,19 +149,19 @@ class ExpertReader:
         """Bytes of the staging buffer of one thread."""
         return self._staging_bytes
 
-    def _open(self, path: Path) -> _File:
+    def _open(self, path: Path) -> ExpertFile:
         file = self._files.get(path)
         if file is None:
             with self._lock:
                 file = self._files.get(path)
                 if file is None:
-                    file = self._files[path] = _File(path, self._direct)
+                    file = self._files[path] = ExpertFile(path, self._direct)
         return file
 
-    def forget(self, path: Path) -> None:
-        """Open this path anew at the next read, for instance because another file took its place."""
+    def use(self, file: ExpertFile) -> None:
+        """Read this open file from now on whenever its path is asked for."""
         with self._lock:
-            self._files.pop(path, None)
+            self._files[file.path] = file
 
     def _staging(self) -> memoryview:
         view: memoryview | None = getattr(self._local, "view", None)
@@ -167,7 +169,7 @@ class ExpertReader:
             view = self._local.view = memoryview(ops.Memory(self._staging_bytes))
         return view
 
-    def _fetch(self, file: _File, staging: memoryview, offset: int, nbytes: int, direct: bool) -> memoryview:
+    def _fetch(self, file: ExpertFile, staging: memoryview, offset: int, nbytes: int, direct: bool) -> memoryview:
         if direct and file.direct:
             first = offset - offset % ALIGNMENT
             skip = offset - first
@@ -180,7 +182,7 @@ class ExpertReader:
         self._fill(file, file.buffered, staging[:nbytes], offset, nbytes)
         return staging[:nbytes]
 
-    def _fill(self, file: _File, descriptor: int, view: memoryview, offset: int, needed: int) -> None:
+    def _fill(self, file: ExpertFile, descriptor: int, view: memoryview, offset: int, needed: int) -> None:
         """Read until `needed` bytes are there; `view` may be longer (direct reads end on a block)."""
         done = 0
         while done < needed:

@@ -10,6 +10,7 @@ import numpy as np
 
 from colibri import ops
 from colibri.experts.loading import Job, Loader
+from colibri.experts.overlay import Overlay
 from colibri.experts.policy import NextUse, Policy
 from colibri.experts.reading import STRIPE, ExpertReader
 from colibri.experts.slots import Slot, SlotPool
@@ -45,6 +46,7 @@ class Residency:
         self._experts = store.experts
         self._policy: Policy = policy or NextUse(store.layers, store.experts)
         self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or _all_slots(store)).items()}
+        self._first_layer = store.moe_layers()[0]  # a step begins here
         self._tables = {
             layer: ops.ExpertTable(store.count(layer), store.hidden, store.intermediate) for layer in store.moe_layers()
         }
@@ -66,6 +68,9 @@ class Residency:
         self._change = threading.Condition(self._lock)  # requesters wait for arrivals and slots
         self._loader = Loader(self.reader, self._lock, self._finished, readers)
         self._bounded = limits is not None
+        self._overlay = Overlay(store)
+        self._looking = threading.Lock()
+        self._take_up_replacements()
 
     def _keys_of(self, layer: int) -> list[int]:
         base = layer * self._experts
@@ -81,6 +86,8 @@ class Residency:
         the next part is asked for. Raises FileError when one cannot be read; the residency stays usable.
         """
         table = self._tables[layer]
+        if layer == self._first_layer:
+            self._take_up_replacements()
         with self._lock:
             self.routing.record(layer, ids.numpy())
             complete = self._absent[layer] == 0 and not self._bounded
@@ -114,6 +121,26 @@ class Residency:
             yield self._tables[layer], None
         finally:
             self._release(chosen)
+
+    def _take_up_replacements(self) -> None:
+        """Between two steps: use the replaced experts that came since, in all layers at once."""
+        if not self._looking.acquire(blocking=False):
+            return  # another thread does
+        try:
+            changes = list(self._overlay.changes())
+        finally:
+            self._looking.release()
+        for replacement in changes:
+            keys = [layer * self._experts + replacement.expert for layer in self.store.moe_layers()]
+            with self._lock:
+                while any(key in self._loading or key in self._leases for key in keys):
+                    self._change.wait()
+                if replacement.file is not None:
+                    self.reader.use(replacement.file)
+                self.store.replace(replacement.expert, replacement.layers)
+                for key in keys:
+                    if self._present[key]:
+                        self._drop(key)
 
     def _chosen(self, layer: int, ids: ops.Tensor) -> list[int]:
         """The distinct keys that ids name."""
@@ -260,6 +287,7 @@ class Residency:
         victim = int(np.argmin(values))
         if values[victim] == np.inf:
             return False
+        self.counters.evicted += 1
         self._drop(victim)
         return True
 
@@ -270,7 +298,6 @@ class Residency:
         self._slots[key] = None
         self._present[key] = 0
         self._absent[layer] += 1
-        self.counters.evicted += 1
         self.pools[self.store.layouts[layer]].give_back(slot)
 
     # ---- outside the lock ----------------------------------------------------------------------------------------

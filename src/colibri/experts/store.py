@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from colibri import ops
@@ -18,6 +19,8 @@ Layout = tuple[tuple[str, int, int], ...]
 class TensorSource(Protocol):
     """What the store needs of a checkpoint: tensors by their GGUF names."""
 
+    @property
+    def path(self) -> Path: ...
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
@@ -59,12 +62,14 @@ class ExpertStore:
     """
 
     def __init__(self, checkpoint: TensorSource) -> None:
+        self.path = checkpoint.path
         self._layers = _find_layers(checkpoint.tensors)
         if not self._layers:
             raise UnsupportedError(
                 "no routed experts (blk.N.ffn_gate_exps.weight) in this model; colibri runs MoE models"
             )
         self._biases = {layer: _find_biases(checkpoint.tensors, layer) for layer in self._layers}
+        self._replaced: dict[tuple[int, int], Expert] = {}
         self.layers = max(self._layers) + 1
         self.experts = max(len(experts) for experts in self._layers.values())
         first = next(iter(self._layers.values()))[0]
@@ -84,8 +89,19 @@ class ExpertStore:
         return len(self._layers.get(layer, ()))
 
     def expert(self, layer: int, expert: int) -> Expert:
-        """Where one expert of one layer is."""
+        """Where one expert of one layer is, its replacement if it has one."""
+        return self._replaced.get((layer, expert)) or self._layers[layer][expert]
+
+    def base(self, layer: int, expert: int) -> Expert:
+        """Where one expert of one layer is in the model's own files."""
         return self._layers[layer][expert]
+
+    def replace(self, expert: int, layers: Mapping[int, Expert] | None) -> None:
+        """Take an expert of every layer from elsewhere; None: from the model's own files again."""
+        for layer in self._layers:
+            self._replaced.pop((layer, expert), None)
+        for layer, replacement in (layers or {}).items():
+            self._replaced[layer, expert] = replacement
 
     def biases(self, layer: int) -> tuple[TensorInfo, TensorInfo, TensorInfo] | None:
         """The (experts, rows) F32 biases of gate, up and down, or None."""
@@ -130,18 +146,21 @@ def _experts_of(tensors: Mapping[str, TensorInfo], layer: int) -> list[Expert]:
         raise FormatError(f"layer {layer} has different numbers of experts in its projections ({found})")
     experts = [Expert(*parts) for parts in zip(*projections, strict=True)]
     for number, expert in enumerate(experts):
-        check_expert(expert, layer, number, experts[0])
+        check_expert(expert, f"{expert.gate.file}: expert {number}", layer, experts[0])
     return experts
 
 
-def check_expert(expert: Expert, layer: int, number: int, like: Expert) -> None:
-    """Raise unless the expert can stand in the place of `like`: same shapes and types, gate and up as wide as down."""
-    where = f"{expert.gate.file}: layer {layer}, expert {number}"
-    if expert.gate.shape != expert.up.shape or expert.gate.shape != expert.down.shape[::-1]:
+def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bool = True) -> None:
+    """Raise unless the expert can stand in the place of `like`: same shapes and, with `types`, same types.
+
+    `where` names the file and, where several are checked, the expert.
+    """
+    if any(len(part.shape) != 2 for part in expert.parts) or expert.gate.shape != expert.down.shape[::-1]:
         shapes = ", ".join(f"{n} {p.shape}" for n, p in zip(PROJECTIONS, expert.parts, strict=True))
-        raise FormatError(f"{where}: the shapes do not fit each other: {shapes}")
-    if expert.layout != like.layout:
-        raise FormatError(f"{where}: found {_describe(expert.layout)}, expected {_describe(like.layout)}")
+        raise FormatError(f"{where}, layer {layer}: the shapes do not fit each other: {shapes}")
+    found, expected = expert.layout, like.layout
+    if found != expected and (types or [part[1:] for part in found] != [part[1:] for part in expected]):
+        raise FormatError(f"{where}, layer {layer}: found {_describe(found)}, expected {_describe(expected)}")
     for part in expert.parts:
         if part.type not in ops.BLOCK_TYPES:
             raise UnsupportedError(

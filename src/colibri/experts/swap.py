@@ -1,0 +1,180 @@
+"""Replacing one expert by a file: `<model>.experts/expert-<id>.gguf`, put in its place by an atomic rename.
+
+An expert file holds blk.<layer>.ffn_{gate,up,down}.<id>.weight for every layer with experts, in the types and shapes of
+the model. A safetensors file with w1/w2/w3 or gate_proj/up_proj/down_proj is converted to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from colibri.errors import ArgumentError, FileError, FormatError
+from colibri.experts.store import PROJECTIONS, Expert, ExpertStore, check_expert
+from colibri.weights.file_reader import FileReader
+from colibri.weights.gguf import read_gguf
+from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+from colibri.weights.load import to_float32
+from colibri.weights.quantize import quantize_rows
+from colibri.weights.safetensors import read_file, supported
+from colibri.weights.tensor_info import TensorInfo
+
+CHUNK_ROWS = 256
+_GGUF_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
+_SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
+_PROJECTION = {"w1": "gate", "w3": "up", "w2": "down"}
+_FILE_NAME = re.compile(r"expert-(\d+)\.gguf")
+
+
+def overlay_folder(model: Path) -> Path:
+    """Where the replaced experts of a model are."""
+    return model.with_name(f"{model.name}.experts")
+
+
+def expert_path(model: Path, expert: int) -> Path:
+    """Where the replacement of one expert is."""
+    return overlay_folder(model) / f"expert-{expert}.gguf"
+
+
+def expert_files(folder: Path) -> dict[int, Path]:
+    """The replacements in an overlay folder, by expert."""
+    found = ((_FILE_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in found if match is not None}
+
+
+def swap_expert(store: ExpertStore, expert: int, source: Path) -> Path:
+    """Check `source` and put it in place of `expert`; a running engine takes it up at its next token.
+
+    Returns the file now in the overlay folder. Raises ArgumentError for an expert that does not exist, FileError or
+    FormatError for a file that is not a whole expert of this model; nothing has changed then.
+    """
+    _check_number(store, expert)
+    replacement = read_replacement(store, source)
+    path = expert_path(store.path, expert)
+    path.parent.mkdir(exist_ok=True)
+    _write(path, expert, store, replacement)
+    return path
+
+
+def revert_expert(store: ExpertStore, expert: int) -> bool:
+    """Take a replacement back; False when there was none. A running engine follows at its next token."""
+    _check_number(store, expert)
+    path = expert_path(store.path, expert)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileError(f"{path}: cannot be removed: {error.strerror}") from error
+    return True
+
+
+def export_expert(store: ExpertStore, expert: int, destination: Path) -> None:
+    """Write an expert, as it is now, to a file that `swap_expert` takes."""
+    _check_number(store, expert)
+    current = {layer: store.expert(layer, expert) for layer in store.moe_layers()}
+    _write(destination, expert, store, current)
+
+
+def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
+    """The experts of every layer in a file, checked: all layers, no others, and one expert only.
+
+    Shapes must be the model's; so must types in a GGUF file. Raises FileError and FormatError.
+    """
+    safe = path.suffix == ".safetensors"
+    found = _from_safetensors(path) if safe else _from_gguf(path)
+    wanted = set(store.moe_layers())
+    if set(found) != wanted:
+        raise FormatError(
+            f"{path}: holds layers {_ranges(set(found))}, but this model has experts in layers {_ranges(wanted)}"
+        )
+    experts: dict[int, Expert] = {}
+    for layer, parts in sorted(found.items()):
+        missing = [projection for projection in PROJECTIONS if projection not in parts]
+        if missing:
+            raise FormatError(f"{path}: layer {layer} lacks {', '.join(missing)}")
+        experts[layer] = Expert(*(parts[projection] for projection in PROJECTIONS))
+        check_expert(experts[layer], str(path), layer, store.base(layer, 0), types=not safe)
+    return experts
+
+
+def _check_number(store: ExpertStore, expert: int) -> None:
+    if not 0 <= expert < store.experts:
+        raise ArgumentError(f"expert: found {expert}, expected 0..{store.experts - 1}")
+
+
+def _from_gguf(path: Path) -> dict[int, dict[str, TensorInfo]]:
+    found: dict[int, dict[str, TensorInfo]] = {}
+    numbers: set[int] = set()
+    for name, info in read_gguf(path).tensors.items():
+        match = _GGUF_NAME.fullmatch(name)
+        if match is None:
+            raise FormatError(f"{path}: holds {name}; expected blk.<layer>.ffn_{{gate,up,down}}.<expert>.weight only")
+        found.setdefault(int(match[1]), {})[match[2]] = info
+        numbers.add(int(match[3]))
+    if len(numbers) != 1:
+        raise FormatError(f"{path}: holds experts {_ranges(numbers)}, expected exactly one")
+    return found
+
+
+def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
+    found: dict[int, dict[str, TensorInfo]] = {}
+    for name, tensor in read_file(path).items():
+        match = _SAFE_NAME.fullmatch(name)
+        if match is None:
+            raise FormatError(f"{path}: holds {name}; expected layers.<layer>...{{w1,w2,w3}}.weight only")
+        projection = _PROJECTION.get(match[2], match[2].removesuffix("_proj"))
+        parts = found.setdefault(int(match[1]), {})
+        if projection in parts:
+            raise FormatError(f"{path}: holds two {projection} matrices of layer {match[1]}, expected one expert")
+        dtype = supported(tensor).dtype
+        parts[projection] = TensorInfo(name, dtype, tensor.shape, path, tensor.offset, tensor.nbytes)
+    return found
+
+
+def _ranges(numbers: set[int]) -> str:
+    """0-3, 5 for {0, 1, 2, 3, 5}."""
+    texts, run = [], [-2, -2]
+    for number in [*sorted(numbers), -1]:
+        if number == run[1] + 1:
+            run[1] = number
+            continue
+        if run[0] >= 0:
+            texts.append(str(run[0]) if run[0] == run[1] else f"{run[0]}-{run[1]}")
+        run = [number, number]
+    return ", ".join(texts) or "none"
+
+
+def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:
+    """Write one expert in the model's types; the file appears whole or not at all."""
+    specs, sources = [], []
+    for layer, expert in experts.items():
+        for projection, info, like in zip(PROJECTIONS, expert.parts, store.base(layer, 0).parts, strict=True):
+            specs.append(TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape))
+            sources.append(info)
+    metadata = {"general.type": "expert", "general.name": f"{store.path.name}, expert {number}"}
+    try:
+        with FileReader() as files, GGUFWriter(path, metadata, specs) as writer:
+            for spec, info in zip(specs, sources, strict=True):
+                writer.write(spec.name, _converted(info, spec.type, files))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _converted(
+    info: TensorInfo, type_name: str, files: FileReader
+) -> Iterator[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+    """The bytes of a matrix in another type, some rows at a time."""
+    rows, k = info.shape
+    for first in range(0, rows, CHUNK_ROWS):
+        count = min(CHUNK_ROWS, rows - first)
+        raw = np.empty(count * info.row_bytes, np.uint8)
+        files.read_into(info.file, info.offset + first * info.row_bytes, raw)
+        if info.type != type_name:
+            raw = quantize_rows(type_name, to_float32(raw, info.type).reshape(count, k), None, str(info.file)).reshape(
+                -1
+            )
+        yield raw
