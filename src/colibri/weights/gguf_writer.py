@@ -54,9 +54,10 @@ class GGUFWriter:
     """Writes `tensors` in their order to `path`, or to a split when `split_bytes` is given and exceeded.
 
     Use it as a context manager. Files appear under their names, complete and on disk, when the block ends without
-    an exception; otherwise nothing is left behind. Metadata is written as given: `str`, `bool`, `int` (uint32 where it
-    fits), `float` (float32), lists and numpy arrays of them, or a `Value` that says the type. `general.alignment`
-    is added. Raises ArgumentError for what cannot be written, FileError when the disk refuses.
+    an exception; otherwise nothing is left behind, or, with `keep_partial`, unfinished files under names of their own
+    that a later writer of the same plan goes on with (`skip`). Metadata is written as given: `str`, `bool`, `int`
+    (uint32 where it fits), `float` (float32), lists and numpy arrays of them, or a `Value` that says the type.
+    `general.alignment` is added. Raises ArgumentError for what cannot be written, FileError when the disk refuses.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class GGUFWriter:
         *,
         alignment: int = 4096,
         split_bytes: int | None = None,
+        keep_partial: bool = False,
     ) -> None:
         if alignment < 8 or alignment & (alignment - 1):
             raise ArgumentError(f"alignment {alignment}: a power of two of at least 8 is expected")
@@ -74,10 +76,14 @@ class GGUFWriter:
         if len(set(names)) != len(names):
             raise ArgumentError(f"{path}: two tensors have the same name")
         self._alignment = alignment
-        self._shards = _plan(Path(path), {**metadata, "general.alignment": alignment}, tensors, alignment, split_bytes)
+        self._keep_partial = keep_partial
+        self._metadata = {**metadata, "general.alignment": alignment}
+        self._arguments = (Path(path), tensors, alignment, split_bytes, "" if keep_partial else f".{os.getpid()}")
+        self._shards = _plan(self._metadata, *self._arguments)
         self._next = iter([(shard, tensor) for shard in self._shards for tensor in shard.tensors])
         self._file: BinaryIO | None = None
         self._current: _Shard | None = None
+        self._at = 0
 
     @property
     def files(self) -> list[Path]:
@@ -88,6 +94,52 @@ class GGUFWriter:
     def nbytes(self) -> int:
         """Bytes of all files together."""
         return sum(shard.nbytes for shard in self._shards)
+
+    @property
+    def temporaries(self) -> list[Path]:
+        """Where the files are while they are written."""
+        return [shard.temporary for shard in self._shards]
+
+    @property
+    def headers(self) -> bytes:
+        """All that precedes the tensors' data, to tell whether two plans are the same."""
+        return b"".join(shard.header for shard in self._shards)
+
+    def skip(self, count: int) -> None:
+        """Take the first `count` tensors as written by an earlier writer of the same plan."""
+        for _ in range(count):
+            shard, tensor = next(self._next)
+            if shard is not self._current:
+                self._leave()
+                self._file, self._current, self._at = None, shard, len(shard.header)
+            self._at += tensor.nbytes + -tensor.nbytes % self._alignment
+        if self._current is not None:
+            try:
+                self._file = self._current.temporary.open("r+b")
+                self._file.truncate(self._at)
+                self._file.seek(self._at)
+            except OSError as error:
+                raise FileError(f"{self._current.temporary}: cannot be gone on with: {error.strerror}") from error
+
+    def sync(self) -> None:
+        """Bring what was written so far to the disk."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def rewrite(self, metadata: Mapping[str, object]) -> None:
+        """Replace values of the metadata by others of the same size, after the last tensor."""
+        shards = _plan({**self._metadata, **metadata}, *self._arguments)
+        for old, new in zip(self._shards, shards, strict=True):
+            if len(old.header) != len(new.header) or old.nbytes != new.nbytes:
+                raise ArgumentError(f"{old.path}: metadata of another size cannot replace what was written")
+        self._leave()
+        self._file = None
+        for shard in shards:
+            with shard.temporary.open("r+b") as file:
+                file.write(shard.header)
+                file.flush()
+                os.fsync(file.fileno())
 
     def write(self, name: str, chunks: Iterable[Any]) -> None:
         """Write the next tensor, `name`, whose bytes are the concatenated chunks (contiguous buffers)."""
@@ -123,7 +175,7 @@ class GGUFWriter:
         finally:
             if self._file is not None:
                 self._file.close()
-            for shard in self._shards:
+            for shard in () if self._keep_partial else self._shards:
                 shard.temporary.unlink(missing_ok=True)
 
     def _enter(self, shard: _Shard) -> BinaryIO:
@@ -171,22 +223,24 @@ class _Shard:
     tensors: Sequence[TensorSpec]
     header: bytes
     nbytes: int
+    mark: str  # tells writers of one path apart
 
     @property
     def temporary(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+        return self.path.with_name(f"{self.path.name}{self.mark}.partial")
 
 
 def _plan(
-    path: Path,
     metadata: Mapping[str, object],
+    path: Path,
     tensors: Sequence[TensorSpec],
     alignment: int,
     split_bytes: int | None,
+    mark: str,
 ) -> list[_Shard]:
     groups = _groups(tensors, split_bytes)
     if len(groups) == 1:
-        return [_shard(path, metadata, tensors, alignment)]
+        return [_shard(path, metadata, tensors, alignment, mark)]
     stem = path.name.removesuffix(".gguf")
     shards = []
     for number, group in enumerate(groups):
@@ -195,7 +249,7 @@ def _plan(
         keys["split.count"] = Value("uint16", len(groups))
         keys["split.tensors.count"] = Value("int32", len(tensors))
         name = f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf"
-        shards.append(_shard(path.with_name(name), keys, group, alignment))
+        shards.append(_shard(path.with_name(name), keys, group, alignment, mark))
     return shards
 
 
@@ -211,7 +265,9 @@ def _groups(tensors: Sequence[TensorSpec], split_bytes: int | None) -> list[list
     return groups
 
 
-def _shard(path: Path, metadata: Mapping[str, object], tensors: Sequence[TensorSpec], alignment: int) -> _Shard:
+def _shard(
+    path: Path, metadata: Mapping[str, object], tensors: Sequence[TensorSpec], alignment: int, mark: str
+) -> _Shard:
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         try:
@@ -228,7 +284,7 @@ def _shard(path: Path, metadata: Mapping[str, object], tensors: Sequence[TensorS
         offset += tensor.nbytes + -tensor.nbytes % alignment
     header = b"".join(parts)
     header += bytes(-len(header) % alignment)
-    return _Shard(path, tensors, header, len(header) + offset)
+    return _Shard(path, tensors, header, len(header) + offset, mark)
 
 
 def _string(text: str | bytes) -> bytes:

@@ -1,0 +1,83 @@
+"""`colibri convert`: any checkpoint into one GGUF file that this engine and llama.cpp load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from colibri.cli.options import Size
+from colibri.cli.output import size
+from colibri.errors import ArgumentError
+from colibri.text.gguf_export import tokenizer_metadata
+from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+from colibri.weights.convert import Options, Report, convert
+from colibri.weights.quantize import MIXES
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("-q", "--quantize", type=click.Choice(list(MIXES)), default="q4_k_m", show_default=True,
+              help="Block format of the matrices; the _m mixes give more bits where they matter.")
+@click.option("--only-expert", type=click.IntRange(0), metavar="E",
+              help="Write one expert's matrices only, to replace it in a running model.")
+@click.option("--split", type=Size(), help="Begin another file whenever one would exceed this, as 40G.")
+@click.option("--name", help="general.name of the model. Default: the source's.")
+@click.option("--pre-tokenizer", help="How the tokenizer splits words, where that cannot be told from its files.")
+@click.option("--threads", type=click.IntRange(1), help="Default: the CPUs given to this process.")
+@click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
+def command(
+    source: Path, destination: Path, quantize: str, only_expert: int | None, split: int | None, name: str | None,
+    pre_tokenizer: str | None, threads: int | None, force: bool,
+) -> None:  # fmt: skip
+    """Convert SOURCE (a Hugging Face directory or a GGUF file) to the GGUF file DESTINATION.
+
+    An interrupted conversion goes on where it was when the same command is given again.
+    """
+    if destination.exists() and not force:
+        raise ArgumentError(f"{destination}: exists; give --force to replace it, or another name")
+    checkpoint = open_checkpoint(source)
+    tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
+    options = Options(quantize, tokenizer, only_expert=only_expert, split_bytes=split, threads=threads, name=name)
+    report = _with_bar(checkpoint, destination, options)
+    click.echo(_summary(report), err=True)
+
+
+def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
+    """The tokenizer of a directory; a GGUF file's is copied with its other metadata."""
+    if checkpoint.format == "gguf":
+        return {} if pre is None else {**_copied(checkpoint), "tokenizer.ggml.pre": pre}
+    vocab_size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
+    return tokenizer_metadata(checkpoint.path, checkpoint.architecture, vocab_size, _note, pre=pre)
+
+
+def _copied(checkpoint: Checkpoint) -> dict[str, object]:
+    return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+
+
+def _note(text: str) -> None:
+    click.echo(f"note: {text}", err=True)
+
+
+def _with_bar(checkpoint: Checkpoint, destination: Path, options: Options) -> Report:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(options.quantization, total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return convert(checkpoint, destination, options, show)
+
+
+def _summary(report: Report) -> str:
+    types = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.by_type.items())
+    resumed = f"; {report.resumed} tensors were there from an interrupted conversion" if report.resumed else ""
+    files = report.files[0].name if len(report.files) == 1 else f"{len(report.files)} files, {report.files[0].name} ..."
+    return f"{files}: {size(report.nbytes)} ({types}), read back and verified{resumed}"

@@ -1,0 +1,146 @@
+"""What a conversion writes: for each tensor of the output its format, its parts in the source and their row order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from colibri.errors import ArgumentError, FormatError, UnsupportedError
+from colibri.ops import BLOCK_TYPES
+from colibri.weights.block_types import BY_NAME
+from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
+from colibri.weights.gguf import read_gguf
+from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.quantize import Context, Mix, tensor_type
+from colibri.weights.tensor_info import TensorInfo
+
+CHECKSUMS: Final = "colibri.checksums"
+ALGORITHM: Final = "colibri.checksum_algorithm"
+_SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|bias)")
+_MERGED_EXPERTS = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down|gate_up))_exps\.(weight|bias)")
+# Written anew, or about the files that are read.
+_DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|split\..*|colibri\..*")
+# In a layer the tensors of attention come first, as they are read first.
+_ORDER = ("token_embd", "output_norm", "output", "attn_norm", "attn", "ffn_norm", "ffn_gate_inp", "exp_probs_b", "")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor to write; `parts` are the experts of a merged tensor in order, or the one source of any other."""
+
+    spec: TensorSpec
+    parts: tuple[TensorInfo, ...]
+    head_rows: int  # rows of a head that are reordered from half-split to adjacent pairs; 0: written as they are
+
+
+def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = None) -> list[Output]:
+    """Every tensor of the output, or with `only_expert` the matrices of that expert in each layer.
+
+    Raises UnsupportedError for source formats that are not read, FormatError for experts that are missing.
+    """
+    experts = checkpoint.metadata.integer(checkpoint.key("expert_count"))
+    context = Context(checkpoint.layers, experts, tied="output.weight" not in checkpoint.tensors)
+    gathered = _gather(checkpoint, experts)
+    if only_expert is not None:
+        if not 0 <= only_expert < experts:
+            raise ArgumentError(f"{checkpoint.path}: there is no expert {only_expert}; experts are 0 to {experts - 1}")
+        gathered = dict(_one_expert(gathered, only_expert))
+    outputs = []
+    for name in sorted(gathered, key=_place):
+        parts = gathered[name]
+        merged = _MERGED_EXPERTS.fullmatch(name) is not None
+        shape = (len(parts), *parts[0].shape) if merged else parts[0].shape
+        type_name = tensor_type(mix, _merged_name(name), shape, context)
+        outputs.append(Output(TensorSpec(name, type_name, shape), parts, _head_rows(checkpoint, name, parts[0])))
+    return outputs
+
+
+def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo, ...]]:
+    """Output names with their parts: experts stored one by one are brought together."""
+    gathered: dict[str, tuple[TensorInfo, ...]] = {}
+    singles: dict[str, dict[int, TensorInfo]] = {}
+    for name, info in checkpoint.tensors.items():
+        if info.type not in BLOCK_TYPES:
+            raise UnsupportedError(
+                f"{info.file}: tensor {name} is of type {info.type}; {', '.join(BLOCK_TYPES)} are read. "
+                "Convert from the unquantised checkpoint"
+            )
+        match = _SINGLE_EXPERT.fullmatch(name)
+        if match:
+            singles.setdefault(f"{match[1]}_exps.{match[3]}", {})[int(match[2])] = info
+        elif _MERGED_EXPERTS.fullmatch(name):
+            gathered[name] = tuple(info.expert(expert) for expert in range(info.shape[0]))
+        else:
+            gathered[name] = (info,)
+    for name, found in singles.items():
+        missing = sorted(set(range(experts)) - set(found))
+        if missing or len({info.shape for info in found.values()}) != 1:
+            raise FormatError(f"{checkpoint.path}: {name}: experts {missing[:8]} are missing or have another shape")
+        gathered[name] = tuple(found[expert] for expert in range(experts))
+    return gathered
+
+
+def _one_expert(gathered: Mapping[str, tuple[TensorInfo, ...]], expert: int) -> Iterator[tuple[str, tuple[TensorInfo]]]:
+    for name, parts in gathered.items():
+        match = _MERGED_EXPERTS.fullmatch(name)
+        if match:
+            yield f"{match[1]}.{expert}.{match[2]}", (parts[expert],)
+
+
+def _merged_name(name: str) -> str:
+    match = _SINGLE_EXPERT.fullmatch(name)
+    return f"{match[1]}_exps.{match[3]}" if match else name
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    match = re.match(r"blk\.(\d+)\.", name)
+    rest = name[match.end() :] if match else name
+    return int(match[1]) if match else -1, next(i for i, start in enumerate(_ORDER) if rest.startswith(start)), rest
+
+
+def _head_rows(checkpoint: Checkpoint, name: str, source: TensorInfo) -> int:
+    """Files of some architectures hold q and k for rope on adjacent pairs; directories never do."""
+    stored = INTERLEAVED.get(checkpoint.architecture, ())
+    match = re.fullmatch(r"blk\.\d+\.(attn_[qk])\.(weight|bias)", name)
+    if match is None or match[1] not in stored or source.row_order == "interleaved_pairs":
+        return 0
+    heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
+    hidden = checkpoint.metadata.integer(checkpoint.key("embedding_length"), low=1)
+    return checkpoint.metadata.integer(checkpoint.key("attention.key_length"), hidden // heads, low=1)
+
+
+def _typed(checkpoint: Checkpoint) -> dict[str, object]:
+    """The source's metadata with the types that a GGUF file gave the values; empty arrays say nothing and have none."""
+    kinds = read_gguf(checkpoint.path).kinds if checkpoint.format == "gguf" else {}
+    typed: dict[str, object] = {}
+    for key, value in checkpoint.metadata.items():
+        if isinstance(value, int | float | str):
+            typed[key] = Value(kinds[key], value) if key in kinds else value
+        elif len(value):
+            typed[key] = value
+    return typed
+
+
+def output_metadata(
+    checkpoint: Checkpoint, mix: Mix, tokenizer: Mapping[str, object], checksums: int, only_expert: int | None = None
+) -> dict[str, object]:
+    """The source's metadata, the tokenizer's where it is given, the file's type and room for the checksums."""
+    kept = {key: value for key, value in _typed(checkpoint).items() if not _DROPPED.fullmatch(key)}
+    if tokenizer:
+        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}
+    if only_expert is not None:
+        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}
+        kept |= {"general.type": "expert", "colibri.expert": only_expert}
+    quantized = BY_NAME[mix.type].values > 1
+    return {
+        **kept,
+        **tokenizer,
+        "general.file_type": mix.file_type,
+        **({"general.quantization_version": 2} if quantized else {}),
+        ALGORITHM: "crc32",
+        CHECKSUMS: np.zeros(checksums, np.uint32),
+    }

@@ -1,0 +1,285 @@
+"""Any checkpoint that opens -> one GGUF file (or a split), a few megabytes at a time.
+
+Rows are read, put in order, quantised by a few threads and written in order; nothing is held but the pieces under way.
+The output has an unfinished name until all of it is written, read back and found to be what was computed. A journal
+beside it lets an interrupted conversion go on after the last whole tensor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri import ops
+from colibri.errors import FileError, FormatError
+from colibri.ops import reference
+from colibri.weights.block_types import row_bytes
+from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.conversion_plan import CHECKSUMS, Output, output_metadata, plan_outputs
+from colibri.weights.file_reader import FileReader
+from colibri.weights.gguf import read_one_file
+from colibri.weights.gguf_writer import GGUFWriter
+from colibri.weights.load import to_float32
+from colibri.weights.quantize import mix as find_mix
+from colibri.weights.quantize import quantize_rows
+from colibri.weights.tensor_info import TensorInfo
+
+CHUNK_VALUES: Final = 1 << 21  # 8 MB as float32: enough for a read, little beside a tensor
+_READ_BACK: Final = 8 << 20
+
+Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to convert.
+
+    tokenizer: metadata that replaces the source's `tokenizer.*`. importance: by tensor, weights of the columns'
+    squared errors, (k,) or (experts, k). split_bytes: begin another file when one would exceed this.
+    """
+
+    quantization: str
+    tokenizer: Mapping[str, object] = field(default_factory=dict)
+    importance: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    only_expert: int | None = None
+    split_bytes: int | None = None
+    threads: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion wrote: files, bytes, and bytes by block format."""
+
+    files: tuple[Path, ...]
+    nbytes: int
+    by_type: Mapping[str, int]
+    resumed: int  # tensors that an interrupted conversion had left whole
+
+
+def convert(checkpoint: Checkpoint, destination: Path, options: Options, progress: Progress | None = None) -> Report:
+    """Write `destination`. Raises FileError (space, disk), FormatError (damaged source), UnsupportedError."""
+    mix = find_mix(options.quantization)
+    outputs = plan_outputs(checkpoint, mix, options.only_expert)
+    specs = [output.spec for output in outputs]
+    checksum_count = sum(len(output.parts) for output in outputs)
+    metadata = output_metadata(checkpoint, mix, options.tokenizer, checksum_count, options.only_expert)
+    if options.name is not None:
+        metadata["general.name"] = options.name
+    writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
+    journal = Journal(destination, _fingerprint(checkpoint, writer, options))
+    with journal.locked() as checksums:
+        _check_space(destination, writer)
+        with writer, FileReader() as reader:
+            resumed = len(checksums)
+            writer.skip(resumed)
+            done = sum(spec.nbytes for spec in specs[:resumed])
+            total = sum(spec.nbytes for spec in specs)
+            with ThreadPoolExecutor(options.threads or ops.threads(), thread_name_prefix="convert") as pool:
+                for output in outputs[resumed:]:
+                    pieces = _Pieces(output, reader, options.importance.get(output.spec.name), pool)
+                    writer.write(output.spec.name, _counted(pieces, progress, done, total))
+                    done += output.spec.nbytes
+                    writer.sync()
+                    journal.add(pieces.checksums)
+                    checksums.append(pieces.checksums)
+            flat = [checksum for tensor in checksums for checksum in tensor]
+            writer.rewrite({CHECKSUMS: np.array(flat, np.uint32)})
+            _read_back(writer.temporaries, specs_of=outputs, checksums=flat)
+        journal.remove()
+    by_type: dict[str, int] = {}
+    for spec in specs:
+        by_type[spec.type] = by_type.get(spec.type, 0) + spec.nbytes
+    return Report(tuple(writer.files), writer.nbytes, by_type, resumed)
+
+
+# ---- one tensor ----
+
+
+class _Pieces:
+    """The bytes of one output tensor in order, computed by a few threads just ahead of the one that writes."""
+
+    def __init__(
+        self, output: Output, reader: FileReader, importance: npt.NDArray[np.float32] | None, pool: ThreadPoolExecutor
+    ) -> None:
+        self._output, self._reader, self._importance, self._pool = output, reader, importance, pool
+        self.checksums: list[int] = []
+
+    def __iter__(self) -> Iterator[Bytes]:
+        ahead: deque[tuple[int, Future[Bytes]]] = deque()
+        jobs = self._jobs()
+        try:
+            while True:
+                for part, first, count in jobs:
+                    ahead.append((part, self._pool.submit(self._compute, part, first, count)))
+                    if len(ahead) > 2 * ops.threads():
+                        break
+                if not ahead:
+                    return
+                part, future = ahead.popleft()
+                piece = future.result()
+                if part == len(self.checksums):
+                    self.checksums.append(0)
+                self.checksums[part] = zlib.crc32(piece.data, self.checksums[part])
+                yield piece
+        finally:
+            for _, future in ahead:
+                future.cancel()
+
+    def _jobs(self) -> Iterator[tuple[int, int, int]]:
+        """(part, first row, rows) for every piece: whole heads where rows are reordered."""
+        for part, info in enumerate(self._output.parts):
+            rows, k = math.prod(info.shape[:-1]), info.shape[-1]
+            if self._output.head_rows and len(info.shape) == 1:
+                rows, k = info.shape[0], 1
+            unit = self._output.head_rows or 1
+            step = max(1, CHUNK_VALUES // (unit * k)) * unit
+            for first in range(0, rows, step):
+                yield part, first, min(step, rows - first)
+
+    def _compute(self, part: int, first: int, count: int) -> Bytes:
+        info, spec = self._output.parts[part], self._output.spec
+        k = 1 if self._output.head_rows and len(info.shape) == 1 else info.shape[-1]
+        raw = np.empty((count, row_bytes(info.type, k)), np.uint8)
+        self._reader.read_into(info.file, info.offset + first * raw.shape[1], raw)
+        if self._output.head_rows:
+            raw = adjacent_pairs(raw, self._output.head_rows)
+        if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
+            return raw.reshape(-1)
+        rows = as_float32(raw, info.type, k)
+        weights = self._importance
+        if weights is not None and weights.ndim == 2:
+            weights = weights[part]
+        return quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
+
+
+def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
+    """(rows, bytes): rows i and i + h/2 of every head of h rows become rows 2i and 2i + 1."""
+    halves: npt.NDArray[Any] = rows.reshape(-1, 2, head_rows // 2, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def as_float32(raw: Bytes, type_name: str, k: int) -> npt.NDArray[np.float32]:
+    """Rows of any block format as float32 (rows, k)."""
+    if type_name in ("F32", "F16", "BF16"):
+        return to_float32(raw.reshape(-1), type_name).reshape(-1, k)
+    return reference.dequantize(type_name, raw, (len(raw), k))
+
+
+def _counted(pieces: _Pieces, progress: Progress | None, done: int, total: int) -> Iterator[Bytes]:
+    for piece in pieces:
+        yield piece
+        done += piece.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+# ---- what makes a conversion safe ----
+
+
+class Journal:
+    """The checksums of the tensors that are whole in an unfinished output, one line a tensor; a lock on it, too."""
+
+    def __init__(self, destination: Path, fingerprint: str) -> None:
+        self._path = destination.with_name(f"{destination.name}.journal")
+        self._fingerprint = fingerprint
+        self._file: IO[str] | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[list[list[int]]]:
+        """The checksums of an interrupted conversion of the same plan, or none; the output is this process's alone."""
+        try:
+            self._file = self._path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise FileError(f"{self._path}: cannot be written: {error.strerror}") from error
+        with self._file:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FileError(f"{self._path}: another conversion is writing this file; wait for it") from None
+            yield self._entries(self._file)
+
+    def _entries(self, file: IO[str]) -> list[list[int]]:
+        file.seek(0)
+        lines = file.read().split("\n")[:-1]  # the last line is cut off or empty
+        if not lines or lines[0] != self._fingerprint:
+            file.truncate(0)
+            file.write(f"{self._fingerprint}\n")
+            file.flush()
+            return []
+        entries = []
+        for line in lines[1:]:
+            try:
+                entries.append([int(checksum) for checksum in json.loads(line)])
+            except ValueError:
+                break
+        file.truncate(sum(len(line) + 1 for line in lines[: len(entries) + 1]))
+        return entries
+
+    def add(self, checksums: Sequence[int]) -> None:
+        """One more tensor is whole and on the disk."""
+        assert self._file is not None
+        self._file.write(json.dumps(list(checksums)) + "\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        """The conversion is complete."""
+        self._path.unlink(missing_ok=True)
+
+
+def _fingerprint(checkpoint: Checkpoint, writer: GGUFWriter, options: Options) -> str:
+    digest = hashlib.sha256(writer.headers)
+    digest.update(checkpoint.fingerprint().encode())
+    for name, weights in sorted(options.importance.items()):
+        digest.update(name.encode() + weights.tobytes())
+    return digest.hexdigest()
+
+
+def _check_space(destination: Path, writer: GGUFWriter) -> None:
+    directory = destination.parent
+    if not directory.is_dir():
+        raise FileError(f"{directory}: no such directory; make it first")
+    taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
+    free, needed = shutil.disk_usage(directory).free, writer.nbytes - taken
+    if free < needed:
+        raise FileError(f"{directory}: has {free / 1e9:.1f} GB free, the output needs {needed / 1e9:.1f} GB more")
+
+
+def _read_back(files: Sequence[Path], *, specs_of: Sequence[Output], checksums: Sequence[int]) -> None:
+    """Compare what the disk holds with what was computed."""
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors |= read_one_file(file).tensors
+    expected = iter(checksums)
+    with FileReader() as reader:
+        for output in specs_of:
+            info = tensors[output.spec.name]
+            whole = len(output.parts) == 1 and info.shape == output.parts[0].shape
+            for part in [info] if whole else [info.expert(number) for number in range(len(output.parts))]:
+                if checksum(part, reader) != next(expected):
+                    raise FormatError(f"{part.file}: {part.name} reads back as other bytes than were written")
+
+
+def checksum(info: TensorInfo, reader: FileReader) -> int:
+    """CRC-32 of a tensor's bytes."""
+    value, buffer = 0, np.empty(min(_READ_BACK, info.nbytes), np.uint8)
+    for at in range(0, info.nbytes, _READ_BACK):
+        piece = buffer[: min(_READ_BACK, info.nbytes - at)]
+        reader.read_into(info.file, info.offset + at, piece)
+        value = zlib.crc32(piece.data, value)
+    return value

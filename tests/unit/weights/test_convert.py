@@ -1,0 +1,285 @@
+"""Conversion: what is written is what the source holds, interrupted work goes on, nothing half-done looks whole."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoint_files import (
+    EXPERTS, HEAD_DIM, LAYERS, directory_tensors, model_metadata, model_tensors, write_directory, write_model,
+    write_safetensors,
+)  # fmt: skip
+
+from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
+from colibri.ops import reference
+from colibri.weights import convert as conversion
+from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.conversion_plan import CHECKSUMS, plan_outputs
+from colibri.weights.convert import Options, convert
+from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.quantize import MIXES, Context, mix, more_bits, tensor_type
+
+
+def run(source: Path, destination: Path, quantization: str = "f32", **options: Any) -> conversion.Report:
+    return convert(open_checkpoint(source), destination, Options(quantization, **options))
+
+
+def read_all(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every tensor as the gguf package sees it, dequantised: name -> float32 in numpy order."""
+    tensors = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        tensors[tensor.name] = values.reshape([int(size) for size in tensor.shape[::-1]])
+    return tensors
+
+
+def source_values(family: str) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        name: np.frombuffer(data, np.float32).reshape(shape)
+        for name, (_, shape, data) in directory_tensors(family).items()
+    }
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_a_directory_becomes_the_same_numbers(tmp_path: Path, family: str) -> None:
+    run(write_directory(tmp_path / "hf", family), tmp_path / "m.gguf")
+    written, source = read_all(tmp_path / "m.gguf"), source_values(family)
+    module = "block_sparse_moe.experts" if family == "mixtral" else "mlp.experts"
+    up = "w3" if family == "mixtral" else "up_proj"
+    np.testing.assert_array_equal(written["token_embd.weight"], source["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(written["blk.1.attn_v.weight"], source["model.layers.1.self_attn.v_proj.weight"])
+    for expert in range(EXPERTS):
+        np.testing.assert_array_equal(
+            written["blk.1.ffn_up_exps.weight"][expert], source[f"model.layers.1.{module}.{expert}.{up}.weight"]
+        )
+    assert len(written) == 3 + LAYERS * 10
+
+
+def test_queries_and_keys_are_stored_for_rope_on_adjacent_pairs(tmp_path: Path) -> None:
+    """llama.cpp turns pairs (2i, 2i + 1) of a head where transformers turns (i, i + half)."""
+    run(write_directory(tmp_path / "hf", "mixtral"), tmp_path / "m.gguf")
+    source = source_values("mixtral")["model.layers.0.self_attn.q_proj.weight"]
+    heads = read_all(tmp_path / "m.gguf")["blk.0.attn_q.weight"].reshape(-1, HEAD_DIM, source.shape[1])
+    original = source.reshape(-1, HEAD_DIM, source.shape[1])
+    np.testing.assert_array_equal(heads[:, 0::2], original[:, : HEAD_DIM // 2])
+    np.testing.assert_array_equal(heads[:, 1::2], original[:, HEAD_DIM // 2 :])
+    again = open_checkpoint(tmp_path / "m.gguf").tensors["blk.0.attn_q.weight"]
+    assert again.row_order == "interleaved_pairs"
+
+
+def test_small_pieces_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral", fused=True)
+    run(source, tmp_path / "whole.gguf", "q8_0")
+    monkeypatch.setattr(conversion, "CHUNK_VALUES", 100)
+    run(source, tmp_path / "pieces.gguf", "q8_0", threads=3)
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
+
+
+def test_converting_a_gguf_to_its_own_format_copies_the_tensors(tmp_path: Path) -> None:
+    run(write_directory(tmp_path / "hf", "mixtral"), tmp_path / "one.gguf", "q8_0")
+    run(tmp_path / "one.gguf", tmp_path / "two.gguf", "q8_0")
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+
+
+def test_metadata_keeps_its_types_and_gains_the_tokenizer(tmp_path: Path) -> None:
+    metadata = model_metadata() | {"olmoe.long": Value("uint64", 5), "olmoe.small": Value("uint8", 3)}
+    write_model(tmp_path / "s.gguf", metadata)
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]}
+    run(tmp_path / "s.gguf", tmp_path / "m.gguf", "bf16", tokenizer=tokens, name="A name")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["olmoe.long"].types == [gguf.GGUFValueType.UINT64]
+    assert fields["olmoe.small"].types == [gguf.GGUFValueType.UINT8]
+    assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    assert fields["general.name"].contents() == "A name"
+    assert fields["general.file_type"].contents() == 32
+    assert fields["general.alignment"].contents() == 4096
+    assert all(tensor.data_offset % 4096 == 0 for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors)
+
+
+def test_every_expert_has_its_checksum(tmp_path: Path) -> None:
+    run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf", "q8_0")
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    checksums = iter(checkpoint.metadata[CHECKSUMS])
+    data = (tmp_path / "m.gguf").read_bytes()
+    for output in plan_outputs(checkpoint, mix("q8_0")):
+        for part in output.parts:
+            assert zlib.crc32(data[part.offset : part.offset + part.nbytes]) == next(checksums)
+    assert next(checksums, None) is None
+
+
+@pytest.mark.parametrize("quantization", MIXES)
+def test_every_quantisation_stays_near_the_source(tmp_path: Path, quantization: str) -> None:
+    run(write_directory(tmp_path / "hf", "qwen3_moe"), tmp_path / "m.gguf", quantization)
+    written, source = read_all(tmp_path / "m.gguf"), source_values("qwen3_moe")
+    original = source["model.layers.0.mlp.experts.2.gate_proj.weight"]
+    error = np.abs(written["blk.0.ffn_gate_exps.weight"][2] - original).max()
+    assert error <= {"mxfp4": 1.2, "q4_0": 0.4}.get(quantization, 0.05)
+    np.testing.assert_array_equal(written["blk.0.ffn_gate_inp.weight"], source["model.layers.0.mlp.gate.weight"])
+
+
+def test_a_split_holds_everything(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral")
+    report = run(source, tmp_path / "m.gguf", split_bytes=60_000)
+    assert len(report.files) > 2
+    run(report.files[0], tmp_path / "joined.gguf")
+    run(source, tmp_path / "direct.gguf")
+    joined, direct = read_all(tmp_path / "joined.gguf"), read_all(tmp_path / "direct.gguf")
+    assert all(np.array_equal(joined[name], direct[name]) for name in direct)
+
+
+def test_one_expert(tmp_path: Path) -> None:
+    run(write_directory(tmp_path / "hf", "mixtral"), tmp_path / "e.gguf", only_expert=2)
+    written, source = read_all(tmp_path / "e.gguf"), source_values("mixtral")
+    assert sorted(written) == sorted(
+        f"blk.{layer}.ffn_{part}.2.weight" for layer in range(LAYERS) for part in ("gate", "up", "down")
+    )
+    original = source["model.layers.1.block_sparse_moe.experts.2.w2.weight"]
+    np.testing.assert_array_equal(written["blk.1.ffn_down.2.weight"], original)
+    with pytest.raises(ArgumentError, match="experts are 0 to 3"):
+        run(tmp_path / "hf", tmp_path / "x.gguf", only_expert=4)
+
+
+class Interrupted(Exception):
+    """Stands for a kill in the middle of a conversion."""
+
+
+@pytest.mark.parametrize("split", [None, 60_000])
+@pytest.mark.parametrize("after", [0, 1, 7, 13, 22])
+def test_an_interrupted_conversion_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, split: int | None
+) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral")
+    (tmp_path / "whole").mkdir()
+    whole = run(source, tmp_path / "whole/m.gguf", "q8_0", split_bytes=split)
+    calls: list[int] = []
+    add = conversion.Journal.add
+
+    def stop(self: conversion.Journal, checksums: Any) -> None:
+        if len(calls) == after:
+            raise Interrupted
+        calls.append(0)
+        add(self, checksums)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(conversion.Journal, "add", stop)
+        run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
+    assert not list(tmp_path.glob("*.gguf"))
+    report = run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
+    assert report.resumed == after
+    for file, expected in zip(report.files, whole.files, strict=True):
+        assert file.read_bytes() == expected.read_bytes()
+    assert sorted(tmp_path.glob("m*")) == sorted(report.files)
+
+
+def test_another_conversion_does_not_go_on_with_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral")
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(conversion, "_read_back", stop)
+        run(source, tmp_path / "m.gguf", "q8_0")
+    assert run(source, tmp_path / "m.gguf", "bf16").resumed == 0
+    assert read_all(tmp_path / "m.gguf")["output.weight"].shape == (96, 64)
+
+
+def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_back = conversion._read_back
+
+    def damage(files: list[Path], **arguments: Any) -> None:
+        with files[0].open("r+b") as file:
+            file.seek(-5000, os.SEEK_END)
+            file.write(b"\xff\xfe")
+        read_back(files, **arguments)
+
+    monkeypatch.setattr(conversion, "_read_back", damage)
+    with pytest.raises(FormatError, match="reads back"):
+        run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_two_conversions_to_one_file(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "olmoe")
+    journal = conversion.Journal(tmp_path / "m.gguf", "")
+    with journal.locked(), pytest.raises(FileError, match="another conversion"):
+        run(source, tmp_path / "m.gguf")
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(FileError, match="GB free"):
+        run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "olmoe")
+    tensors = directory_tensors("olmoe")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    kind, shape, data = tensors[name]
+    values = np.frombuffer(data, np.float32).copy()
+    values[shape[1] * 5 + 1] = np.nan
+    write_safetensors(source / "model.safetensors", tensors | {name: (kind, shape, values.tobytes())})
+    with pytest.raises(FormatError, match=r"blk\.1\.ffn_up\.3\.weight: row 5 holds a NaN"):
+        run(source, tmp_path / "m.gguf", "q8_0")
+
+
+def test_missing_experts_and_unread_formats_are_named(tmp_path: Path) -> None:
+    specs = [spec for spec in model_tensors(per_expert=True) if spec.name != "blk.1.ffn_up.2.weight"]
+    write_model(tmp_path / "s.gguf", specs=specs)
+    with pytest.raises(FormatError, match=r"blk\.1\.ffn_up"):
+        run(tmp_path / "s.gguf", tmp_path / "m.gguf")
+    specs = [TensorSpec("output.weight", "Q5_0", (96, 64)) if s.name == "output.weight" else s for s in model_tensors()]
+    write_model(tmp_path / "q.gguf", specs=specs)
+    with pytest.raises(UnsupportedError, match="Q5_0"):
+        run(tmp_path / "q.gguf", tmp_path / "m.gguf")
+
+
+def test_mixes_give_more_bits_where_they_say() -> None:
+    eight = Context(layers=32, experts=8, tied=False)
+    chosen = mix("Q4_K_M")
+    assert tensor_type(chosen, "output.weight", (10, 512), eight) == "Q6_K"
+    assert tensor_type(chosen, "blk.5.attn_k.weight", (10, 512), eight) == "Q8_0"
+    assert tensor_type(chosen, "blk.5.attn_output.weight", (10, 512), eight) == "Q5_K"
+    assert tensor_type(chosen, "blk.0.ffn_down_exps.weight", (8, 10, 512), eight) == "Q6_K"
+    assert tensor_type(chosen, "blk.4.ffn_down_exps.weight", (8, 10, 512), eight) == "Q4_K"
+    assert tensor_type(chosen, "blk.4.ffn_gate_inp.weight", (8, 512), eight) == "F32"
+    assert tensor_type(chosen, "blk.4.ffn_up_exps.weight", (8, 10, 96), eight) == "Q8_0"
+    assert tensor_type(chosen, "blk.4.ffn_up_exps.weight", (8, 10, 100), eight) == "F16"
+    many = Context(layers=48, experts=128, tied=True)
+    assert tensor_type(chosen, "blk.0.attn_v.weight", (10, 512), many) == "Q6_K"
+    assert tensor_type(chosen, "blk.0.attn_k.weight", (10, 512), many) == "Q4_K"
+    assert tensor_type(chosen, "token_embd.weight", (10, 512), many) == "Q6_K"
+    assert tensor_type(mix("mxfp4"), "blk.0.ffn_up_exps.weight", (8, 10, 512), many) == "MXFP4"
+    assert tensor_type(mix("mxfp4"), "blk.0.attn_q.weight", (10, 512), many) == "Q8_0"
+    assert [layer for layer in range(16) if more_bits(layer, 16)] == [0, 1, 4, 7, 10, 13, 14, 15]
+    with pytest.raises(ArgumentError, match="q4_k_m"):
+        mix("q3_k_s")
+
+
+def test_importance_reaches_the_quantiser(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "qwen3_moe")
+    run(source, tmp_path / "plain.gguf", "q4_0")
+    weights = np.ones((EXPERTS, 64), np.float32)
+    weights[3, :8] = 1000
+    run(source, tmp_path / "weighted.gguf", "q4_0", importance={"blk.0.ffn_gate_exps.weight": weights})
+    plain, weighted = read_all(tmp_path / "plain.gguf"), read_all(tmp_path / "weighted.gguf")
+    original = source_values("qwen3_moe")["model.layers.0.mlp.experts.3.gate_proj.weight"]
+    name = "blk.0.ffn_gate_exps.weight"
+    np.testing.assert_array_equal(plain[name][0], weighted[name][0])
+    miss = [np.square(tensors[name][3] - original)[:, :8].sum() for tensors in (plain, weighted)]
+    assert miss[1] < 0.8 * miss[0]
+
+
+def test_formats_match_the_references(tmp_path: Path) -> None:
+    """GGUF's codes are those that the reference names."""
+    run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf", "mxfp4")
+    codes = {tensor.name: int(tensor.tensor_type) for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert codes["blk.0.ffn_gate_exps.weight"] == reference.FORMATS["MXFP4"].code
+    assert codes["blk.0.attn_q.weight"] == reference.FORMATS["Q8_0"].code
