@@ -21,6 +21,11 @@ struct q256_block {
     int32_t minus_32_sum[16];    /* of 16 q each */
     int8_t q[256];
 };
+static inline size_t activation_bytes(int activation, int64_t k) {
+    if (activation == A_Q32) return (size_t)(k / 32) * sizeof(struct q32_block);
+    if (activation == A_Q256) return (size_t)(k / 256) * sizeof(struct q256_block);
+    return (size_t)k * sizeof(float);
+}
 
 enum block_type {
 #define X(name, code, values, bytes, activation, tile) T_##name,

@@ -64,10 +64,4 @@ static inline uint8_t *random_plain(int type, int rows, int k) {
     return plain;
 }
 
-/* Rows in one activation format. */
-static inline size_t activation_bytes(int activation, int k) {
-    if (activation == A_Q32) return (size_t)k / 32 * sizeof(struct q32_block);
-    if (activation == A_Q256) return (size_t)k / 256 * sizeof(struct q256_block);
-    return (size_t)k * sizeof(float);
-}
 #endif

@@ -1,0 +1,80 @@
+/* Several weights times one x in one region. */
+#include "regions.h"
+
+#include "operand.h"
+#include "pool.h"
+
+enum { MOST_WEIGHTS = 8, ITEM_BYTES = 128 * 1024, ITEMS_A_THREAD = 8 };
+
+/* A work item is a range of tiles of one weight and a range of columns; all items of a range of columns come first. */
+struct work {
+    const struct operand *x;
+    float *const *outs;
+    const struct matrix *weights;
+    const float *const *biases;
+    int count;
+    bool exact, accumulate;
+    int item_tiles[MOST_WEIGHTS], items[MOST_WEIGHTS]; /* of one range of columns */
+    int column_ranges, items_a_range;
+    atomic_int next;
+};
+
+static void run_item(const struct work *work, int i, int first_tile, int range) {
+    const struct matrix *w = &work->weights[i];
+    int n = work->x->n;
+    int first = (int)((int64_t)n * range / work->column_ranges), last = (int)((int64_t)n * (range + 1) / work->column_ranges);
+    const void *x[REGION_COLUMNS];
+    float *y[REGION_COLUMNS];
+    for (int c = first; c < last; c++) {
+        x[c - first] = operand_row(work->x, w->type, work->exact, c);
+        y[c - first] = work->outs[i] + (size_t)c * (size_t)w->rows;
+    }
+    int tiles = round_up_to(w->rows, TILE_ROWS), end = first_tile + work->item_tiles[i];
+    if (end > tiles) end = tiles;
+    multiply(w, work->exact, first_tile, end, x, y, last - first, work->accumulate);
+    if (!work->biases || !work->biases[i]) return;
+    int row = first_tile * TILE_ROWS, rows = end * TILE_ROWS < w->rows ? end * TILE_ROWS - row : w->rows - row;
+    for (int c = 0; c < last - first; c++) kernels->add(y[c] + row, work->biases[i] + row, rows);
+}
+
+static void run_items(void *context, int thread, int threads) {
+    struct work *work = context;
+    (void)thread, (void)threads;
+    for (int item; (item = pool_next(&work->next)) < work->items_a_range * work->column_ranges;) {
+        int i = 0, within = item % work->items_a_range;
+        while (within >= work->items[i]) within -= work->items[i++];
+        run_item(work, i, within * work->item_tiles[i], item / work->items_a_range);
+    }
+}
+
+/* Items large enough to stream, small enough that no thread waits long for the last one. */
+static void split(struct work *work) {
+    size_t bytes = 0;
+    for (int i = 0; i < work->count; i++)
+        bytes += (size_t)round_up_to(work->weights[i].rows, TILE_ROWS) * tile_stride(work->weights[i].type, work->weights[i].k);
+    size_t item = bytes * (size_t)work->column_ranges / (size_t)(pool_threads() * ITEMS_A_THREAD);
+    if (item > ITEM_BYTES) item = ITEM_BYTES;
+    for (int i = 0; i < work->count; i++) {
+        int tiles = (int)(item / tile_stride(work->weights[i].type, work->weights[i].k));
+        work->item_tiles[i] = tiles < 1 ? 1 : tiles;
+        work->items[i] = round_up_to(round_up_to(work->weights[i].rows, TILE_ROWS), work->item_tiles[i]);
+        work->items_a_range += work->items[i];
+    }
+}
+
+int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,
+                  const float *const *biases, int count, bool exact, bool accumulate) {
+    if (!n) return 0;
+    struct operand operand = {.x = x, .n = n, .k = k};
+    for (int i = 0; i < count; i++) operand_need(&operand, weights[i].type, exact);
+    struct work work = {.x = &operand, .outs = outs, .weights = weights, .biases = biases, .count = count, .exact = exact,
+                        .accumulate = accumulate, .column_ranges = round_up_to(n, REGION_COLUMNS)};
+    pool_lock();
+    uint8_t *scratch = pool_scratch(operand_bytes(&operand));
+    if (!scratch) return pool_unlock(), REGION_NO_MEMORY;
+    operand_make(&operand, scratch, NULL);
+    split(&work);
+    pool_share(run_items, &work);
+    pool_unlock();
+    return 0;
+}
