@@ -124,6 +124,11 @@ def read_gguf(path: Path) -> GGUFFile:
     return _join(path, count)
 
 
+def read_one_file(path: Path) -> GGUFFile:
+    """The header of this file alone, whatever its name and whether or not it is part of a split."""
+    return _read_file(Path(path))
+
+
 def _join(path: Path, count: int) -> GGUFFile:
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
@@ -292,7 +297,7 @@ class _Header:
         return np.frombuffer(raw, np.dtype(kind).newbyteorder("<")), f"array[{kind}]"
 
     def _strings(self, key: str) -> StringArray:
-        """Walk over the lengths only. Most of the time of opening a file is spent here, so bounds are left to `unpack`."""
+        """Walk over the lengths. Most of the time of opening a file is spent here, so bounds are left to `unpack`."""
         count = self._count(f"length of {key}", self._strings_left, 8)
         self._strings_left -= count
         start = position = self._at

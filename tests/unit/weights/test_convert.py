@@ -11,7 +11,14 @@ import gguf
 import numpy as np
 import pytest
 from checkpoint_files import (
-    EXPERTS, HEAD_DIM, LAYERS, directory_tensors, model_metadata, model_tensors, write_directory, write_model,
+    EXPERTS,
+    HEAD_DIM,
+    LAYERS,
+    directory_tensors,
+    model_metadata,
+    model_tensors,
+    write_directory,
+    write_model,
     write_safetensors,
 )  # fmt: skip
 
@@ -144,7 +151,7 @@ def test_one_expert(tmp_path: Path) -> None:
         run(tmp_path / "hf", tmp_path / "x.gguf", only_expert=4)
 
 
-class Interrupted(Exception):
+class StopHereError(Exception):
     """Stands for a kill in the middle of a conversion."""
 
 
@@ -161,13 +168,14 @@ def test_an_interrupted_conversion_goes_on(
 
     def stop(self: conversion.Journal, checksums: Any) -> None:
         if len(calls) == after:
-            raise Interrupted
+            raise StopHereError
         calls.append(0)
         add(self, checksums)
 
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+    with monkeypatch.context() as patched:
         patched.setattr(conversion.Journal, "add", stop)
-        run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
+        with pytest.raises(StopHereError):
+            run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
     assert not list(tmp_path.glob("*.gguf"))
     report = run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
     assert report.resumed == after
@@ -180,11 +188,12 @@ def test_another_conversion_does_not_go_on_with_what_is_left(tmp_path: Path, mon
     source = write_directory(tmp_path / "hf", "mixtral")
 
     def stop(*_: Any, **__: Any) -> None:
-        raise Interrupted
+        raise StopHereError
 
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+    with monkeypatch.context() as patched:
         patched.setattr(conversion, "_read_back", stop)
-        run(source, tmp_path / "m.gguf", "q8_0")
+        with pytest.raises(StopHereError):
+            run(source, tmp_path / "m.gguf", "q8_0")
     assert run(source, tmp_path / "m.gguf", "bf16").resumed == 0
     assert read_all(tmp_path / "m.gguf")["output.weight"].shape == (96, 64)
 
