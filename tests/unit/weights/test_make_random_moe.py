@@ -1,0 +1,67 @@
+"""The random models of tools/make_random_moe.py are valid and their weights have the deviation that was asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from colibri import ops
+from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.file_reader import FileReader
+from colibri.weights.gguf_writer import TensorSpec
+from colibri.weights.load import load_tensor
+
+TOOL = Path(__file__).parents[3] / "tools" / "make_random_moe.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("make_random_moe", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4", "F16", "BF16", "F32"])
+@pytest.mark.parametrize("deviation", [0.02, 0.5])
+def test_blocks_have_the_deviation(tool: Any, kind: str, deviation: float) -> None:
+    spec = TensorSpec("t", kind, (64, 1024))
+    data = np.concatenate([chunk.ravel() for chunk in tool.random_tensor(np.random.default_rng(1), spec, deviation)])
+    assert data.nbytes == spec.nbytes
+    rows = data.reshape(64, -1)
+    values = reference.quants.dequantize(rows, reference.GGMLQuantizationType[kind])
+    assert np.isfinite(values).all()
+    assert abs(values.mean()) < 0.05 * deviation
+    assert 0.7 * deviation < values.std() < 1.4 * deviation
+    assert len(np.unique(rows, axis=0)) == 64
+
+
+@pytest.mark.parametrize("quantization", ["q4_k_m", "q8_0", "q6_k", "mxfp4", "f16", "bf16", "q5_k", "q4_0"])
+def test_a_tiny_model_opens(tool: Any, tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.gguf"
+    monkeypatch.setattr(sys, "argv", ["tool", str(path), "--quantization", quantization, "--skew", "1"])
+    tool.main()
+    checkpoint = open_checkpoint(path)
+    tensor = load_tensor(checkpoint.experts(1).up[3], FileReader())
+    assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
+    assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
+
+
+def test_skew_shapes_the_use_of_experts(tool: Any) -> None:
+    shape = tool.SHAPES["olmoe"]
+    rng = np.random.default_rng(1)
+    scales = tool.router_scales(shape, 0.7, rng)
+    chosen = np.argpartition(-rng.standard_normal((8192, shape.experts)) * scales, shape.used, axis=1)[:, : shape.used]
+    use = np.bincount(chosen.ravel(), minlength=shape.experts) / len(chosen)
+    assert 0.4 < use[0] < 0.5
+    assert use[0] > 2 * use[8] > 3 * use[40] > 0
+    assert (tool.router_scales(shape, 0.0, rng) == 1).all()
