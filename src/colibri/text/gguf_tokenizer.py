@@ -79,13 +79,12 @@ def choose_pre_tokenizer(metadata: TokenizerMetadata) -> tuple[pretokenizers.Pre
     return pretokenizers.choose(metadata.string(PRE), metadata.string("general.architecture") or "")
 
 
-def build(metadata: TokenizerMetadata, named: Iterable[int], note: Note) -> Vocabulary:
-    """The vocabulary of a GGUF file whose begin and end tokens are the `named` ids.
+def build(metadata: TokenizerMetadata, pieces: list[str], named: Iterable[int], note: Note) -> Vocabulary:
+    """The vocabulary of a GGUF file with these `pieces`, whose begin and end tokens are the `named` ids.
 
     Raises FormatError naming the key for missing or contradictory metadata, UnsupportedError for other families.
     """
     builder = _BUILDERS[family(metadata)]
-    pieces = read_tokens(metadata)
     types = read_types(metadata, pieces, named)
     return builder(metadata, _distinct(pieces, note), types, note)
 
@@ -245,8 +244,10 @@ def _explain(
 
 
 def _finish(backend: Backend, pieces: list[str], types: list[int], style: Style, *, strip: bool) -> Vocabulary:
-    special = [t for t, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    defined = [t for t, kind in enumerate(types) if kind == TokenType.USER_DEFINED]
+    # Plain integers: comparing with members of an enumeration is slow over a large vocabulary.
+    control, unknown, user_defined = map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
+    special = [token for token, kind in enumerate(types) if kind in (control, unknown)]
+    defined = [token for token, kind in enumerate(types) if kind == user_defined]
     _add(backend, pieces, special, special=True)
     _add(backend, pieces, defined, special=False)
     return Vocabulary(

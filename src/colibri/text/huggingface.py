@@ -75,7 +75,10 @@ class Directory:
         ends = [*self._ids(generation, "eos_token_id", "generation_config.json")]
         ends += self._ids(model, "eos_token_id", "config.json")
         if bos is None:
-            bos = next(iter(self._ids(generation, "bos_token_id", "generation_config.json")), None)
+            begins = backend.encode("").ids if encodes_special else []
+            begins += self._ids(generation, "bos_token_id", "generation_config.json")
+            begins += self._ids(model, "bos_token_id", "config.json")
+            bos = next((token for token in begins if token not in ends and token != eos), None)
         if eos is None:
             eos = ends[0] if ends else None
         return SpecialIds(

@@ -51,7 +51,10 @@ class TokenizerMetadata:
         values = self._values.get(key)
         if values is None:
             return None
-        return [self._text(key, value) for value in self._array(key, values, "an array of strings")]
+        texts = list(self._array(key, values, "an array of strings"))
+        if all(type(text) is str for text in texts):
+            return texts
+        return [self._text(key, text) for text in texts]
 
     def floats(self, key: str, length: int) -> list[float] | None:
         """An array of that many floating-point numbers, none of them a NaN; None where the key is missing."""
@@ -60,12 +63,16 @@ class TokenizerMetadata:
             return None
         if bool(np.isnan(array).any()):
             raise self.error(key, "a NaN", "numbers")
-        return [float(value) for value in array]
+        floats: list[float] = array.tolist()
+        return floats
 
     def integers(self, key: str, length: int) -> list[int] | None:
         """An array of that many integers; None where the key is missing."""
         array = self._numbers(key, length, "iu", "integers")
-        return None if array is None else [int(value) for value in array]
+        if array is None:
+            return None
+        integers: list[int] = array.tolist()
+        return integers
 
     def pairs(self, key: str) -> list[tuple[str, str]] | None:
         """An array of pairs, each written as one string with a space between or as two strings."""
@@ -76,8 +83,11 @@ class TokenizerMetadata:
 
     def _pair(self, key: str, value: object) -> tuple[str, str]:
         if isinstance(value, (str, bytes)):
-            # The space from the second character on divides: a piece may itself be a space.
             text = self._text(key, value)
+            left, _, right = text.partition(" ")
+            if left and right:
+                return left, right
+            # A piece may itself be a space: the one from the second character on divides.
             at = text.find(" ", 1)
             if 0 < at < len(text) - 1:
                 return text[:at], text[at + 1 :]

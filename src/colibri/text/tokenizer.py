@@ -70,7 +70,7 @@ class _GGUFSource:
         pieces = gguf_tokenizer.read_tokens(self._metadata)
         ids = self._special_ids(len(pieces))
         named = [token for token in (ids.bos, *ids.ends) if token is not None]
-        return gguf_tokenizer.build(self._metadata, named, self.notes.append), ids
+        return gguf_tokenizer.build(self._metadata, pieces, named, self.notes.append), ids
 
     def _special_ids(self, size: int) -> SpecialIds:
         llama = gguf_tokenizer.family(self._metadata) == "llama"
@@ -147,7 +147,12 @@ class Tokenizer:
         control = {
             piece: token for token in self._vocabulary.special if (piece := self._vocabulary.pieces[token]) is not None
         }
-        return end_ids(control, self._loaded[1].ends)
+        ends = end_ids(control, self._loaded[1].ends)
+        if not ends:
+            self._source.notes.append(
+                "The checkpoint names no end token: replies end by their length or a stop string."
+            )
+        return ends
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of a text. Special and added tokens written out in it become their ids.

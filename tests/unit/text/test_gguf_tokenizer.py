@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_samples import (
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.text import load_tokenizer
+from colibri.weights.gguf import read_gguf
 
 # name in tokenizer.ggml.pre, patterns of the original (empty: the library's own GPT-2 splitting), what else it has
 FAMILIES: list[tuple[str, tuple[str, ...], dict[str, bool]]] = [
@@ -211,6 +213,28 @@ def test_a_padded_id_has_no_bytes(qwen_metadata: dict[str, Any]) -> None:
     assert tokenizer.token_bytes(-1) == b""
     assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
     assert tokenizer.token_bytes(0) != b""
+
+
+def test_metadata_read_from_a_file(tmp_path: Path, qwen: Backend, qwen_metadata: dict[str, Any]) -> None:
+    file = tmp_path / "model.gguf"
+    writer = GGUFWriter(file, "olmoe")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(qwen_metadata["tokenizer.ggml.tokens"])
+    writer.add_token_types(qwen_metadata["tokenizer.ggml.token_type"].tolist())
+    writer.add_token_merges(qwen_metadata["tokenizer.ggml.merges"])
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+    writer.add_eos_token_id(5)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.warns(UserWarning, match=r"model\.gguf.*olmoe checkpoints use olmo"):
+        tokenizer = load_tokenizer(read_gguf(file).metadata)
+    for text in TEXTS:
+        same(qwen, tokenizer, text)
+    assert tokenizer.eos_id == 5
 
 
 # SentencePiece
