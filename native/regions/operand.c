@@ -15,7 +15,7 @@ static size_t format_bytes(const struct operand *o, int activation) {
 }
 
 size_t operand_bytes(const struct operand *o) {
-    size_t bytes = 0;
+    size_t bytes = 64; /* there is always some, so that NULL means that there is no memory */
     for (int a = 0; a < ACTIVATION_COUNT; a++) bytes += format_bytes(o, a);
     return bytes;
 }

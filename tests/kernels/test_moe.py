@@ -1,0 +1,121 @@
+"""The experts of a batch: as the specification, whatever the batch, the threads and the order experts arrive in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from kernel_weights import close, plain, random_weight, same_everywhere, tiled
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.ops import reference
+
+Glu = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Formats = tuple[str, str, str]  # of gate, up, down
+GLUS: list[Glu] = ["silu", "gelu_tanh", "swiglu_oai"]
+MIXTURES = [
+    ("Q4_K", "Q4_K", "Q6_K"),
+    ("Q8_0", "Q4_K", "MXFP4"),
+    ("F16", "BF16", "F32"),
+    ("Q5_K", "Q4_0", "Q4_K"),
+]
+HIDDEN, INTERMEDIATE, EXPERTS = 256, 512, 6
+
+
+def make_expert(e: int, formats: Formats, biases: bool, intermediate: int = INTERMEDIATE) -> reference.Expert:
+    shapes = ((intermediate, HIDDEN), (intermediate, HIDDEN), (HIDDEN, intermediate))
+    parts = [random_weight(formats[i], *shape, seed=10 * e + i) for i, shape in enumerate(shapes)]
+    bias = [np.random.default_rng(e + i).standard_normal(shape[0], np.float32) for i, shape in enumerate(shapes)]
+    return reference.Expert(*parts, *bias) if biases else reference.Expert(*parts)  # type: ignore[arg-type]
+
+
+def table_of(experts: list[reference.Expert]) -> ops.ExpertTable:
+    table = ops.ExpertTable(len(experts), HIDDEN, experts[0].gate.shape[0])
+    for number, e in enumerate(experts):
+        biases = (None if b is None else plain(b) for b in (e.gate_bias, e.up_bias, e.down_bias))
+        table.set(number, tiled(e.gate), tiled(e.up), tiled(e.down), *biases)
+    return table
+
+
+def batch(n: int, k: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    random = np.random.default_rng(seed)
+    x = 0.1 * random.standard_normal((n, HIDDEN), np.float32)
+    ids = np.array([random.permutation(EXPERTS)[:k] for _ in range(n)], np.int32)
+    return x, ids
+
+
+def run(
+    table: ops.ExpertTable,
+    x: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    activation: str = "silu",
+    exact: bool = False,
+    only: list[int] | None = None,
+    slots: ops.Tensor | None = None,
+) -> NDArray[np.float32]:
+    slots = slots or ops.tensor("F32", (ids.size, HIDDEN))
+    wanted = None if only is None else plain(np.array(only, np.int32))
+    ops.moe(slots, plain(x), table, plain(ids), activation=activation, exact=exact, only=wanted)
+    return slots.numpy().copy()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("activation", GLUS)
+@pytest.mark.parametrize("formats", MIXTURES)
+def test_close_to_the_specification(formats: Formats, activation: Glu, exact: bool) -> None:
+    experts = [make_expert(e, formats, biases=activation == "swiglu_oai") for e in range(EXPERTS)]
+    table, (x, ids) = table_of(experts), batch(7, 2)
+    found = same_everywhere(lambda: run(table, x, ids, activation, exact))
+    # a value of h that lies between two steps may fall to either side in fast mode
+    close(found, reference.moe(x, experts, ids, activation, exact), 1e-5 if exact or formats[2] == "F32" else 2e-2)
+
+
+@pytest.mark.parametrize("intermediate", [32, 288, 768, 1440])
+def test_intermediate_sizes_that_end_within_a_block(intermediate: int) -> None:
+    experts = [make_expert(e, ("Q8_0", "MXFP4", "Q8_0"), True, intermediate) for e in range(EXPERTS)]
+    x, ids = batch(5, 3)
+    table = table_of(experts)
+    found = same_everywhere(lambda: run(table, x, ids))
+    close(found, reference.moe(x, experts, ids), 2e-2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_token_does_not_depend_on_the_batch(exact: bool) -> None:
+    table = table_of([make_expert(e, ("Q4_K", "Q4_K", "Q6_K"), False) for e in range(EXPERTS)])
+    x, ids = batch(150, 2)
+    whole = run(table, x, ids, exact=exact).reshape(150, 2, HIDDEN)
+    for first, last in ((0, 1), (3, 12), (70, 150)):
+        part = run(table, x[first:last], ids[first:last], exact=exact)
+        assert part.tobytes() == whole[first:last].tobytes()
+
+
+def test_experts_in_any_order_give_the_same_bits() -> None:
+    table = table_of([make_expert(e, ("Q4_K", "Q4_K", "Q4_K"), False) for e in range(EXPERTS)])
+    x, ids = batch(20, 3)
+    whole, slots = run(table, x, ids), ops.tensor("F32", (60, HIDDEN))
+    for only in ([4], [0, 5], [], [1, 2, 3]):
+        run(table, x, ids, only=only, slots=slots)
+    assert slots.numpy().tobytes() == whole.tobytes()
+
+
+def test_only_leaves_the_other_slots_alone() -> None:
+    table = table_of([make_expert(e, ("Q8_0", "Q8_0", "Q8_0"), False) for e in range(EXPERTS)])
+    x, ids = batch(4, 2)
+    slots = ops.tensor("F32", (8, HIDDEN))
+    slots.numpy()[...] = 7
+    run(table, x, ids, only=[2], slots=slots)
+    assert ((slots.numpy() == 7).all(axis=1) == (ids.reshape(-1) != 2)).all()
+
+
+def test_an_expert_that_is_not_set_is_an_error_before_any_work() -> None:
+    table = table_of([make_expert(e, ("Q8_0", "Q8_0", "Q8_0"), False) for e in range(EXPERTS)])
+    table.clear(3)
+    x, slots = batch(1, 2)[0], ops.tensor("F32", (2, HIDDEN))
+    with pytest.raises(ValueError, match="3"):
+        run(table, x, np.array([[1, 3]], np.int32), slots=slots)
+    assert not slots.numpy().any()
+    run(table, x, np.array([[1, 3]], np.int32), only=[1], slots=slots)
+    assert slots.numpy()[0].any()
+    assert not slots.numpy()[1].any()
