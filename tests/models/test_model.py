@@ -45,18 +45,20 @@ def tokens_of(model: Model, prompt: str | list[int], params: SamplingParams) -> 
 def test_text_of_the_tokens_is_the_decoded_text(load: Load, path: Path) -> None:
     model = load(path)
     generation = model.generate("the one", ENDLESS)
+    assert generation.prefilled == 0
     pieces = [token.text for token in generation]
     assert len(pieces) == 20
     assert "".join(pieces) == generation.text == model.tokenizer.decode(generation.ids, skip_special=True)
     assert generation.prompt_ids == model.tokenizer.encode("the one")
+    assert generation.prefilled == len(generation.prompt_ids)
 
 
-def test_every_end_token_stops(load: Load) -> None:
+def test_every_end_token_stops(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(TEXT)
     assert model.end_ids == {0, 2}
     ids = [token.id for token in tokens_of(model, [5, 6, 7], ENDLESS)]
     assert ids
-    model.__dict__["tokenizer"].__dict__["eos_ids"] = frozenset({ids[4]})
+    monkeypatch.setitem(model.tokenizer.__dict__, "eos_ids", frozenset({ids[4]}))
     first = ids.index(ids[4])
     generation = model.generate([5, 6, 7], GREEDY)
     assert [token.id for token in generation] == ids[:first]
@@ -141,9 +143,11 @@ def test_bad_ids(load: Load, ids: list[int], message: str) -> None:
         model.infer(ids)
 
 
-def test_an_empty_text_without_begin_token(load: Load) -> None:
+def test_an_empty_text(load: Load) -> None:
+    """It is the begin token where the checkpoint names one, and nothing to go on from where it does not."""
+    assert load(TEXT).generate("").prompt_ids == [1]
     with pytest.raises(ArgumentError, match="found no tokens"):
-        load(TEXT).generate("")
+        load(TEXT / "model.gguf").generate("")
 
 
 def test_context_beyond_the_model(load: Load) -> None:
@@ -322,7 +326,7 @@ def test_the_watcher_sees_every_layer(load: Load) -> None:
     model.watch(seen.append)
     logits = model.infer([5, 6, 7])
     assert [(trace.layer, trace.experts.shape) for trace in seen] == [(0, (3, 0)), (1, (3, 2)), (2, (3, 2))]
-    assert all(trace.milliseconds > 0 for trace in seen)
+    assert all(trace.milliseconds > trace.expert_milliseconds > 0 for trace in seen)
     model.watch(None)
     np.testing.assert_array_equal(model.infer([5, 6, 7]), logits)
     assert len(seen) == 3

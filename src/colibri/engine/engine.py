@@ -51,6 +51,13 @@ class Engine:
             finally:
                 self._lock.release()
 
+    def close(self) -> None:
+        """End all sequences, after the step that may be under way."""
+        with self._lock:
+            for sequence in (*self._running, *self._waiting):
+                sequence.cancel()
+            self._retire()
+
     @property
     def busy(self) -> bool:
         """Whether a sequence waits or runs."""

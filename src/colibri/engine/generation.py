@@ -39,6 +39,11 @@ class Generation(Iterator[Token]):
         return self._sequence.ids[: self._sequence.prompt_length]
 
     @property
+    def prefilled(self) -> int:
+        """Tokens of the prompt that went through the layers so far."""
+        return min(self._sequence.computed, self._sequence.prompt_length)
+
+    @property
     def ids(self) -> list[int]:
         """The ids chosen so far, end tokens left out."""
         return self._sequence.generated

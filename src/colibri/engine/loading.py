@@ -17,10 +17,12 @@ from colibri.experts.plan import Needs, Plan, default_budget, make_plan
 from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore
 from colibri.layers.linear import DenseWeights
+from colibri.layers.rope import table_bytes
 from colibri.layers.workspace import Workspace
 from colibri.models.decoder import Decoder
 from colibri.models.registry import model_config
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.text import Tokenizer, load_tokenizer
+from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
 
 def load(
@@ -55,12 +57,13 @@ def open_model(options: LoadOptions) -> Model:
     checkpoint = open_checkpoint(model_path(options.path))
     config = model_config(checkpoint)
     context = _context(config, options.context)
+    tokenizer = _tokenizer(checkpoint)
     store = ExpertStore(checkpoint)
     try:
         weights = DenseWeights(checkpoint)
         cache = KeyValueCache(config, options.sequences * blocks_for(context))
         workspace = Workspace(config, min(options.chunk, options.sequences * context))
-        plan = _plan(config, options, store, weights, cache, workspace)
+        plan = _plan(config, options, store, weights, cache, workspace, context)
         experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits)
         exact = options.precision == "exact"
         decoder = Decoder(config, weights, experts, workspace, context=context, exact=exact)
@@ -69,7 +72,7 @@ def open_model(options: LoadOptions) -> Model:
         raise MemoryBudgetError(f"{checkpoint.path}: the system refused the memory for this model: {error}") from error
     engine = Engine(decoder, cache, workspace.capacity)
     return Model(
-        checkpoint, config, engine, experts, plan, context=context, load_s=time.perf_counter() - start
+        checkpoint, config, engine, experts, plan, tokenizer, context=context, load_s=time.perf_counter() - start
     )
 
 
@@ -83,13 +86,21 @@ def _context(config: ModelConfig, asked: int | None) -> int:
     return asked
 
 
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The checkpoint's tokenizer; None when it brings none, as models made for measuring do not."""
+    source = checkpoint.tokenizer_source
+    there = source.exists() if isinstance(source, Path) else "tokenizer.ggml.model" in source
+    return load_tokenizer(source, file=checkpoint.path) if there else None
+
+
 def _plan(
     config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: KeyValueCache,
-    workspace: Workspace,
+    workspace: Workspace, context: int,
 ) -> Plan:  # fmt: skip
     machine = detect_memory()
     needs = Needs(
-        process=machine.resident, dense=weights.nbytes, cache=cache.nbytes, workspace=workspace.nbytes,
+        process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
+        workspace=workspace.nbytes + table_bytes(config.rope, context),
         staging=(READERS + 1) << 20,
     )  # fmt: skip
     budget = default_budget(machine) if options.ram is None else options.ram

@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,14 +44,13 @@ class Model:
     """A model ready to run; made by `colibri.load`, to be closed or used in a with statement.
 
     May be shared by threads: their generations go through the layers together.
-    context: tokens that one sequence can hold, prompt and answer together. has_tokenizer: whether the checkpoint brings
-    one; without it prompts are ids and tokens have no text.
+    context: tokens that one sequence can hold, prompt and answer together.
     plan: how memory is divided.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, engine: Engine, experts: Residency, plan: Plan, *,
-        context: int, load_s: float,
+        self, checkpoint: Checkpoint, config: ModelConfig, engine: Engine, experts: Residency, plan: Plan,
+        tokenizer: Tokenizer | None, *, context: int, load_s: float,
     ) -> None:  # fmt: skip
         self.checkpoint = checkpoint
         self.config = config
@@ -61,9 +59,7 @@ class Model:
         self.plan = plan
         self.context = context
         self.load_s = load_s
-        self.has_tokenizer = _brings_tokenizer(checkpoint)
-        if self.has_tokenizer:
-            _ = self.tokenizer  # what is wrong with it shows now
+        self._tokenizer = tokenizer
         self._closed = False
 
     @property
@@ -155,10 +151,17 @@ class Model:
 
     # ---- text ----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the checkpoint brings a tokenizer; without one, prompts are ids and tokens have no text."""
+        return self._tokenizer is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Text to ids and back. Raises FileError or FormatError when the checkpoint brings none (`has_tokenizer`)."""
-        return load_tokenizer(self.checkpoint.tokenizer_source, file=self.checkpoint.path)
+        if self._tokenizer is None:  # the loader knows best what is missing
+            self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source, file=self.checkpoint.path)
+        return self._tokenizer
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -210,9 +213,10 @@ class Model:
     # ---- its end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the readers of experts; nothing can be run afterwards."""
+        """End what still runs and stop the readers of experts; nothing can be run afterwards."""
         if not self._closed:
             self._closed = True
+            self.engine.close()
             self.experts.close()
 
     def __enter__(self) -> Model:
@@ -222,11 +226,6 @@ class Model:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _brings_tokenizer(checkpoint: Checkpoint) -> bool:
-    source = checkpoint.tokenizer_source
-    return "tokenizer.ggml.model" in source if isinstance(source, Mapping) else source.exists()
 
 
 def _integer(value: Any) -> int:

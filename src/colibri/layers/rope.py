@@ -16,6 +16,7 @@ from colibri import ops
 from colibri.config import RopeConfig
 
 F64 = NDArray[np.float64]
+PART = 4096  # positions
 
 
 def inverse_frequencies(rope: RopeConfig, context: int, factors: F64 | None = None) -> F64:
@@ -40,12 +41,20 @@ def attention_factor(rope: RopeConfig) -> float:
 
 def rope_tables(rope: RopeConfig, context: int, factors: F64 | None = None) -> tuple[ops.Tensor, ops.Tensor]:
     """Cosine and sine of every position, F32 (context, rotary/2) each."""
-    angles = np.outer(np.arange(context, dtype=np.float64), inverse_frequencies(rope, context, factors))
-    scale = attention_factor(rope)
-    tables = ops.tensor("F32", angles.shape), ops.tensor("F32", angles.shape)
-    tables[0].numpy()[:] = np.cos(angles) * scale
-    tables[1].numpy()[:] = np.sin(angles) * scale
+    frequencies, scale = inverse_frequencies(rope, context, factors), attention_factor(rope)
+    shape = context, rope.rotary // 2
+    tables = ops.tensor("F32", shape), ops.tensor("F32", shape)
+    for first in range(0, context, PART):  # the angles of a long context are larger than its tables
+        last = min(first + PART, context)
+        angles = np.outer(np.arange(first, last, dtype=np.float64), frequencies)
+        tables[0].numpy()[first:last] = np.cos(angles) * scale
+        tables[1].numpy()[first:last] = np.sin(angles) * scale
     return tables
+
+
+def table_bytes(rope: RopeConfig, context: int) -> int:
+    """Bytes of both tables."""
+    return 2 * context * (rope.rotary // 2) * 4
 
 
 def _plain(rope: RopeConfig, theta: float) -> F64:

@@ -27,11 +27,15 @@ from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
 
 @dataclass(frozen=True, slots=True)
 class LayerTrace:
-    """What one layer did in a step: the experts of each row (n, k), empty for a dense layer, and milliseconds."""
+    """What one layer did in a step: the experts of each row (n, k), empty for a dense layer, and its time.
+
+    expert_milliseconds is the part of it that routing, reading and computing the experts took.
+    """
 
     layer: int
     experts: NDArray[np.int32]
     milliseconds: float
+    expert_milliseconds: float
 
 
 Watcher = Callable[[LayerTrace], None]
@@ -49,8 +53,16 @@ class Block:
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
         """Add this layer's part to rows.hidden."""
+        self.attend(rows, batch, cache, layer)
+        self.feed_forward(rows)
+
+    def attend(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
+        """The first half: attention over the cache."""
         self._attention_norm(rows.normed, rows.hidden)
         self._attention(rows, batch, cache.layers[layer])
+
+    def feed_forward(self, rows: Rows) -> None:
+        """The second half: experts, or a dense network."""
         self._ffn_norm(rows.normed, rows.hidden)
         self._ffn(rows)
 
@@ -100,9 +112,12 @@ class Decoder:
         nothing = np.empty((rows.count, 0), np.int32)
         for layer, block in enumerate(self._blocks):
             start = time.perf_counter()
-            block(rows, batch, cache, layer)
-            elapsed = 1000 * (time.perf_counter() - start)
-            watcher(LayerTrace(layer, rows.chosen_array.copy() if block.routed else nothing, elapsed))
+            block.attend(rows, batch, cache, layer)
+            middle = time.perf_counter()
+            block.feed_forward(rows)
+            end = time.perf_counter()
+            experts = rows.chosen_array.copy() if block.routed else nothing
+            watcher(LayerTrace(layer, experts, 1000 * (end - start), 1000 * (end - middle)))
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""
