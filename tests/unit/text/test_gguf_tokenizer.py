@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tokenizer_samples import (
 )
 from tokenizers import Tokenizer as Backend
 
-from colibri.errors import ArgumentError, FormatError, UnsupportedError
+from colibri.errors import ArgumentError, ColibriError, FormatError, UnsupportedError
 from colibri.text import load_tokenizer
 from colibri.weights.gguf import read_gguf
 
@@ -317,3 +319,35 @@ def test_a_long_line_is_encoded(llama_metadata: dict[str, Any], qwen_metadata: d
     for metadata in (llama_metadata, qwen_metadata):
         tokenizer = load_tokenizer(metadata)
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+JUNK = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3), st.binary(max_size=3), st.lists(st.text(max_size=2)))),
+    st.builds(lambda values: np.array(values, np.float32), st.lists(st.floats(width=32), max_size=5)),
+    st.builds(lambda values: np.array(values, np.int64), st.lists(st.integers(-9, 9), max_size=5)),
+)
+KEYS = "tokens scores token_type merges model pre bos_token_id eos_token_id add_bos_token add_space_prefix".split()  # noqa: SIM905
+
+
+@settings(max_examples=150, deadline=None)
+@given(key=st.sampled_from(KEYS), value=JUNK, llama=st.booleans())
+def test_junk_is_refused_or_harmless(
+    key: str, value: Any, llama: bool, qwen: Backend, sentencepiece: dict[str, Any]
+) -> None:
+    metadata = byte_level_metadata(qwen)
+    if llama:
+        metadata = {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": sentencepiece["pieces"],
+            "tokenizer.ggml.scores": sentencepiece["scores"],
+            "tokenizer.ggml.token_type": sentencepiece["types"],
+        }
+    with contextlib.suppress(ColibriError), warnings.catch_warnings(action="ignore"):
+        tokenizer = load_tokenizer(metadata | {f"tokenizer.ggml.{key}": value})
+        tokenizer.decode(tokenizer.encode("Hello <|im_end|> é\n"))
+        assert isinstance(tokenizer.eos_ids, frozenset)
