@@ -5,6 +5,7 @@ The plain bytes of a tensor are never kept, and a file is never mapped.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import threading
@@ -41,25 +42,43 @@ def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
 
 
-def load_tensor(info: TensorInfo, reader: FileReader, staging: Staging | None = None) -> ops.Tensor:
-    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32.
+def load_tensor(
+    info: TensorInfo,
+    reader: FileReader,
+    staging: Staging | None = None,
+    memory: ops.Memory | None = None,
+    offset: int = 0,
+) -> ops.Tensor:
+    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32; into `memory` where it is given.
 
     Raises FileError when the file cannot be read whole, UnsupportedError for a type the engine does not run.
     """
     if len(info.shape) == 1:
-        return load_plain(info, reader)
+        return load_plain(info, reader, memory, offset)
+    _check_matrix(info)
+    tensor = ops.tensor(info.type, info.shape, memory, offset, tiled=True)
+    read_tiles(info, tensor, reader, staging or Staging())
+    return tensor
+
+
+def _check_matrix(info: TensorInfo) -> None:
     if len(info.shape) != 2:
         raise ValueError(f"{info.name} has shape {info.shape}; load the experts of a merged tensor one by one")
     if info.type not in ops.BLOCK_TYPES:
         raise UnsupportedError(
             f"{info.file}: tensor {info.name} is of type {info.type}; {', '.join(ops.BLOCK_TYPES)} are run"
         )
-    tensor = ops.tensor(info.type, info.shape, tiled=True)
-    read_tiles(info, tensor, reader, staging or Staging())
-    return tensor
 
 
-def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
+def memory_bytes(info: TensorInfo) -> int:
+    """Bytes that `load_tensor` takes for this tensor, a multiple of 64."""
+    if len(info.shape) == 1:
+        return -(-4 * info.shape[0] // 64) * 64
+    _check_matrix(info)
+    return ops.tiled_bytes(info.type, *info.shape)
+
+
+def load_plain(info: TensorInfo, reader: FileReader, memory: ops.Memory | None = None, offset: int = 0) -> ops.Tensor:
     """Read a small F32, F16 or BF16 tensor of any shape as plain F32: norms and biases."""
     if info.type not in ("F32", "F16", "BF16"):
         raise UnsupportedError(f"{info.file}: tensor {info.name} is of type {info.type}; F32, F16 or BF16 is expected")
@@ -69,7 +88,7 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
     reader.read_into(info.file, info.offset, raw)
     if info.row_order == "interleaved_pairs":
         raw = _half_split(raw, info.nbytes // info.shape[0], info.head_rows)
-    tensor = ops.tensor("F32", info.shape)
+    tensor = ops.tensor("F32", info.shape, memory, offset)
     tensor.numpy()[...] = to_float32(raw, info.type).reshape(info.shape)
     return tensor
 
@@ -90,17 +109,24 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader, staging
 
 
 def load_all(infos: Iterable[TensorInfo], reader: FileReader, threads: int) -> dict[str, ops.Tensor]:
-    """Load many tensors by name with a few threads (reads and tiling release the GIL)."""
+    """Load many tensors by name with a few threads (reads and tiling release the GIL).
+
+    They share one piece of memory, so that small ones lie in huge pages too; it is freed with the last of them.
+    """
+    chosen = list(infos)
+    ends = list(itertools.accumulate(memory_bytes(info) for info in chosen))
+    if not chosen:
+        return {}
+    memory = ops.Memory(ends[-1])
     local = threading.local()
 
-    def load(info: TensorInfo) -> ops.Tensor:
+    def load(info: TensorInfo, end: int) -> ops.Tensor:
         if not hasattr(local, "staging"):
             local.staging = Staging()
-        return load_tensor(info, reader, local.staging)
+        return load_tensor(info, reader, local.staging, memory, end - memory_bytes(info))
 
-    chosen = list(infos)
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix="load") as pool:
-        futures = [pool.submit(load, info) for info in chosen]
+        futures = [pool.submit(load, info, end) for info, end in zip(chosen, ends, strict=True)]
         try:
             return {info.name: future.result() for info, future in zip(chosen, futures, strict=True)}
         except BaseException:

@@ -17,7 +17,7 @@ from colibri.errors import FileError, UnsupportedError
 from colibri.weights import load
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.file_reader import FileReader
-from colibri.weights.load import Staging, load_all, load_plain, load_tensor
+from colibri.weights.load import Staging, load_all, load_plain, load_tensor, memory_bytes
 from colibri.weights.tensor_info import TensorInfo
 
 
@@ -79,7 +79,15 @@ def test_load_all_gives_every_tensor(tmp_path: Path) -> None:
     chosen = [info for info in checkpoint.tensors.values() if "attn" in info.name]
     tensors = load_all(chosen, FileReader(), threads=2)
     assert list(tensors) == [info.name for info in chosen]
-    assert tensors["blk.0.attn_q.weight"].shape == (HIDDEN, HIDDEN)
+    for info in chosen:
+        alone = load_tensor(info, FileReader())
+        assert tensors[info.name].shape == info.shape
+        assert tensors[info.name].nbytes <= memory_bytes(info)
+        if alone.tiled:
+            assert np.array_equal(ops.dequantize(tensors[info.name]), ops.dequantize(alone))
+        else:
+            assert np.array_equal(tensors[info.name].numpy(), alone.numpy())
+    assert load_all([], FileReader(), threads=2) == {}
     write_model(tmp_path / "m.gguf")
     merged = open_checkpoint(tmp_path / "m.gguf").tensors["blk.0.ffn_up_exps.weight"]
     with pytest.raises(ValueError, match="one by one"):
