@@ -5,12 +5,8 @@ The plain bytes of a tensor are never kept, and a file is never mapped.
 
 from __future__ import annotations
 
-import itertools
 import math
 import mmap
-import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -42,40 +38,22 @@ def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
 
 
-def load_tensor(
-    info: TensorInfo,
-    reader: FileReader,
-    staging: Staging | None = None,
-    memory: ops.Memory | None = None,
-    offset: int = 0,
-) -> ops.Tensor:
-    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32; into `memory` where it is given.
+def load_tensor(info: TensorInfo, reader: FileReader, staging: Staging | None = None) -> ops.Tensor:
+    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32.
 
     Raises FileError when the file cannot be read whole, UnsupportedError for a type the engine does not run.
     """
     if len(info.shape) == 1:
-        return load_plain(info, reader, memory, offset)
-    _check_matrix(info)
-    tensor = ops.tensor(info.type, info.shape, memory, offset, tiled=True)
-    read_tiles(info, tensor, reader, staging or Staging())
-    return tensor
-
-
-def _check_matrix(info: TensorInfo) -> None:
+        return load_plain(info, reader)
     if len(info.shape) != 2:
         raise ValueError(f"{info.name} has shape {info.shape}; load the experts of a merged tensor one by one")
     if info.type not in ops.BLOCK_TYPES:
         raise UnsupportedError(
             f"{info.file}: tensor {info.name} is of type {info.type}; {', '.join(ops.BLOCK_TYPES)} are run"
         )
-
-
-def memory_bytes(info: TensorInfo) -> int:
-    """Bytes that `load_tensor` takes for this tensor, a multiple of 64."""
-    if len(info.shape) == 1:
-        return -(-4 * info.shape[0] // 64) * 64
-    _check_matrix(info)
-    return ops.tiled_bytes(info.type, *info.shape)
+    tensor = ops.tensor(info.type, info.shape, tiled=True)
+    read_tiles(info, tensor, reader, staging or Staging())
+    return tensor
 
 
 def load_plain(info: TensorInfo, reader: FileReader, memory: ops.Memory | None = None, offset: int = 0) -> ops.Tensor:
@@ -88,7 +66,7 @@ def load_plain(info: TensorInfo, reader: FileReader, memory: ops.Memory | None =
     reader.read_into(info.file, info.offset, raw)
     if info.row_order == "interleaved_pairs":
         raw = _half_split(raw, info.nbytes // info.shape[0], info.head_rows)
-    tensor = ops.tensor("F32", info.shape, memory, offset)
+    tensor = ops.tensor("F32", info.shape)
     tensor.numpy()[...] = to_float32(raw, info.type).reshape(info.shape)
     return tensor
 
@@ -106,32 +84,6 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader, staging
         if info.row_order == "interleaved_pairs":
             piece = _half_split(piece, row_bytes, info.head_rows)
         ops.tile(tensor, piece.data, first_row=first, rows=count)
-
-
-def load_all(infos: Iterable[TensorInfo], reader: FileReader, threads: int) -> dict[str, ops.Tensor]:
-    """Load many tensors by name with a few threads (reads and tiling release the GIL).
-
-    They share one piece of memory, so that small ones lie in huge pages too; it is freed with the last of them.
-    """
-    chosen = list(infos)
-    ends = list(itertools.accumulate(memory_bytes(info) for info in chosen))
-    if not chosen:
-        return {}
-    memory = ops.Memory(ends[-1])
-    local = threading.local()
-
-    def load(info: TensorInfo, end: int) -> ops.Tensor:
-        if not hasattr(local, "staging"):
-            local.staging = Staging()
-        return load_tensor(info, reader, local.staging, memory, end - memory_bytes(info))
-
-    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="load") as pool:
-        futures = [pool.submit(load, info, end) for info, end in zip(chosen, ends, strict=True)]
-        try:
-            return {info.name: future.result() for info, future in zip(chosen, futures, strict=True)}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def to_float32(raw: npt.NDArray[np.uint8], type_name: str) -> npt.NDArray[np.float32]:

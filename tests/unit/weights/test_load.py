@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_files import HEAD_DIM, HIDDEN, model_metadata, model_tensors, values_of, write_directory, write_model
+from checkpoint_files import HEAD_DIM, HIDDEN, model_metadata, model_tensors, values_of, write_model
 
 from colibri import ops
 from colibri.errors import FileError, UnsupportedError
 from colibri.weights import load
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.file_reader import FileReader
-from colibri.weights.load import Staging, load_all, load_plain, load_tensor, memory_bytes
+from colibri.weights.load import Staging, load_plain, load_tensor
 from colibri.weights.tensor_info import TensorInfo
 
 
@@ -74,20 +74,7 @@ def test_rows_of_llama_files_are_put_back(tmp_path: Path, piece: int, monkeypatc
     assert np.array_equal(found, stored[0].reshape(-1, HEAD_DIM // 2, 2).swapaxes(1, 2).ravel())
 
 
-def test_load_all_gives_every_tensor(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(write_directory(tmp_path, "mixtral"))
-    chosen = [info for info in checkpoint.tensors.values() if "attn" in info.name]
-    tensors = load_all(chosen, FileReader(), threads=2)
-    assert list(tensors) == [info.name for info in chosen]
-    for info in chosen:
-        alone = load_tensor(info, FileReader())
-        assert tensors[info.name].shape == info.shape
-        assert tensors[info.name].nbytes <= memory_bytes(info)
-        if alone.tiled:
-            assert np.array_equal(ops.dequantize(tensors[info.name]), ops.dequantize(alone))
-        else:
-            assert np.array_equal(tensors[info.name].numpy(), alone.numpy())
-    assert load_all([], FileReader(), threads=2) == {}
+def test_merged_experts_are_not_one_matrix(tmp_path: Path) -> None:
     write_model(tmp_path / "m.gguf")
     merged = open_checkpoint(tmp_path / "m.gguf").tensors["blk.0.ffn_up_exps.weight"]
     with pytest.raises(ValueError, match="one by one"):
@@ -113,8 +100,6 @@ def test_a_file_cut_while_in_use_is_an_error(tmp_path: Path) -> None:
     os.truncate(tmp_path / "m.gguf", checkpoint.tensors["output.weight"].offset + 100)
     with pytest.raises(FileError, match=r"m\.gguf: ends at byte .*truncated while in use"):
         load_tensor(checkpoint.tensors["output.weight"], reader)
-    with pytest.raises(FileError, match=r"m\.gguf"):
-        load_all([info for info in checkpoint.tensors.values() if len(info.shape) < 3], FileReader(), threads=2)
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
