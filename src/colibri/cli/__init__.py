@@ -14,6 +14,8 @@ from colibri.errors import ColibriError
 COMMANDS = {
     "run": "Write text that continues a prompt.",
     "inspect": "Show what a checkpoint holds: architecture, experts, bytes, tokenizer.",
+    "convert": "Write any checkpoint as one GGUF file, quantised.",
+    "verify": "Check every block and checksum of a model.",
 }
 
 EXIT_ERROR = 1

@@ -52,8 +52,7 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     outputs = []
     for name in sorted(gathered, key=_place):
         parts = gathered[name]
-        merged = _MERGED_EXPERTS.fullmatch(name) is not None
-        shape = (len(parts), *parts[0].shape) if merged else parts[0].shape
+        shape = (len(parts), *parts[0].shape) if is_merged_experts(name) else parts[0].shape
         type_name = tensor_type(mix, _merged_name(name), shape, context)
         outputs.append(Output(TensorSpec(name, type_name, shape), parts, _head_rows(checkpoint, name, parts[0])))
     return outputs
@@ -72,7 +71,7 @@ def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo,
         match = _SINGLE_EXPERT.fullmatch(name)
         if match:
             singles.setdefault(f"{match[1]}_exps.{match[3]}", {})[int(match[2])] = info
-        elif _MERGED_EXPERTS.fullmatch(name):
+        elif is_merged_experts(name):
             gathered[name] = tuple(info.expert(expert) for expert in range(info.shape[0]))
         else:
             gathered[name] = (info,)
@@ -89,6 +88,11 @@ def _one_expert(gathered: Mapping[str, tuple[TensorInfo, ...]], expert: int) -> 
         match = _MERGED_EXPERTS.fullmatch(name)
         if match:
             yield f"{match[1]}.{expert}.{match[2]}", (parts[expert],)
+
+
+def is_merged_experts(name: str) -> bool:
+    """Whether a tensor holds all experts of a layer, expert by expert."""
+    return _MERGED_EXPERTS.fullmatch(name) is not None
 
 
 def _merged_name(name: str) -> str:
