@@ -6,7 +6,6 @@ fifth of the processor time and leaves the cache alone.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import mmap
@@ -15,10 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from colibri import ops
 from colibri.errors import FileError
+from colibri.experts.page_cache import PageCache
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -34,7 +32,7 @@ def _read(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 class ExpertFile:
-    """One open file: a buffered and a direct descriptor and a mapping that is only asked, never touched."""
+    """One open file: a buffered and a direct descriptor and what the page cache has of it."""
 
     def __init__(self, path: Path, direct: bool = True) -> None:
         self.path = path
@@ -47,8 +45,7 @@ class ExpertFile:
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         self.direct = direct and self._open_direct()
-        self._mapping = mmap.mmap(self.buffered, self.size, mmap.MAP_SHARED, mmap.PROT_READ) if self.size else None
-        self._address = np.frombuffer(self._mapping, np.uint8).ctypes.data if self._mapping else 0
+        self._cache = PageCache(self.buffered, self.size)
 
     def _open_direct(self) -> bool:
         try:
@@ -65,24 +62,13 @@ class ExpertFile:
         self.direct = False
 
     def cached(self, offset: int, nbytes: int) -> bool:
-        """Whether the page cache holds the whole range. A guess that only decides how it is read."""
-        first = offset - offset % mmap.PAGESIZE
-        length = min(offset + nbytes, self.size) - first
-        if length <= 0:
-            return False
-        pages = -(-length // mmap.PAGESIZE)
-        present = ctypes.create_string_buffer(pages)
-        if _libc.mincore(ctypes.c_void_p(self._address + first), ctypes.c_size_t(length), present) != 0:
-            return False
-        return present.raw.count(0) == 0
+        """Whether the page cache holds the range, a page or two aside. Only decides how it is read."""
+        return self._cache.missing(offset, nbytes) <= nbytes // mmap.PAGESIZE // 64
 
     def __del__(self) -> None:  # by the last reader, also when the path was forgotten meanwhile
         for descriptor in (self.buffered, self.direct_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadCounters:
