@@ -187,10 +187,10 @@ def test_hostile_files_are_refused(tmp_path: Path, data: bytes, kind: type[Colib
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(kind, match=message) as caught:
         read_gguf(path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
     assert str(path) in str(caught.value)

@@ -64,10 +64,10 @@ WRONG: list[tuple[str, bytes, type[ColibriError], str]] = [
 def test_hostile_files_are_refused(tmp_path: Path, data: bytes, kind: type[ColibriError], message: str) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(kind, match=message) as caught:
         read_file(path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(path) in str(caught.value)
 
 
