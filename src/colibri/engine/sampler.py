@@ -8,7 +8,8 @@ tokens on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,9 @@ from colibri.config import SamplingParams
 from colibri.errors import NumericalError
 
 F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-FIRST_CANDIDATES = 512  # top-p and min-p look at this many tokens first; a trained model rarely needs more
+PART = 512  # tokens whose weights are summed together
 
 
 class Sampler:
@@ -44,10 +44,29 @@ class Sampler:
         return token, float(logits[token]) - norm
 
     def _draw(self, scores: F32) -> int:
-        ids, probabilities = distribution(scores, self._params)
-        total = np.cumsum(probabilities)
-        place = int(np.searchsorted(total, self._generator.random() * total[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        ids, weights = distribution(scores, self._params)
+        place = draw(weights, self._generator.random())
+        return place if ids is None else int(ids[place])
+
+
+def draw(weights: NDArray[Any], uniform: float) -> int:
+    """The place at which the running sum of the weights passes `uniform` (0..1) of the whole, sums in float64.
+
+    In two steps, because running sums over a vocabulary of 150,000 would cost a millisecond a token.
+    """
+    whole = len(weights) // PART * PART
+    parts = weights[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
+    if whole < len(weights):
+        parts = np.append(parts, weights[whole:].sum(dtype=np.float64))
+    ends = np.cumsum(parts)
+    goal = uniform * ends[-1]
+    part = min(int(np.searchsorted(ends, goal, side="right")), len(parts) - 1)
+    inside = weights[part * PART : (part + 1) * PART]
+    sums = np.cumsum(inside, dtype=np.float64) + (ends[part] - parts[part])
+    place = min(int(np.searchsorted(sums, goal, side="right")), len(inside) - 1)
+    while place and not inside[place]:  # rounding may lead past the last token that has any weight
+        place -= 1
+    return part * PART + place
 
 
 def log_sum_exp(logits: F32) -> float:
@@ -68,42 +87,50 @@ def penalize(logits: F32, history: Sequence[int], penalty: float) -> F32:
     return scores
 
 
-def distribution(scores: F32, params: SamplingParams) -> tuple[Ids, F64]:
-    """The tokens that may be drawn, likeliest first (the lower id on ties), and their unnormalised probabilities."""
-    scaled = scores.astype(np.float64) / params.temperature
-    weights: F64 = np.exp(scaled - scaled.max())
+def distribution(scores: F32, params: SamplingParams) -> tuple[Ids | None, NDArray[Any]]:
+    """The tokens that may be drawn, likeliest first, and their unnormalised probabilities; None: all, as they are."""
+    high = scores.max()
     if not params.top_k and params.top_p == 1 and params.min_p == 0:
-        return np.arange(len(weights)), weights
-    ids = _likeliest(weights, params)
-    kept = weights[ids]
-    if params.top_p < 1:
-        whole = kept.sum() if params.top_k else weights.sum()
-        before = np.cumsum(kept) - kept
-        kept = kept[: max(1, int(np.count_nonzero(before < params.top_p * whole)))]
-    if params.min_p > 0:
-        kept = kept[: max(1, int(np.count_nonzero(kept >= params.min_p * kept[0])))]
-    return ids[: len(kept)], kept
+        return None, _weights(scores, high, params)
+    for ids in _candidates(scores, high, params):
+        kept = _weights(scores[ids].astype(np.float64), float(high), params)
+        count = len(kept)
+        if params.top_p < 1:
+            whole = kept.sum() if params.top_k else _weights(scores, high, params).sum(dtype=np.float64)
+            count = int(np.count_nonzero(np.cumsum(kept) - kept < params.top_p * whole))
+            if count == len(kept) < len(scores) and not params.top_k and params.min_p == 0:
+                continue  # these may not be enough of the mass
+        if params.min_p > 0:
+            count = min(count, int(np.count_nonzero(kept >= params.min_p * kept[0])))
+        return ids[: max(1, count)], kept[: max(1, count)]
+    raise AssertionError("the last candidates are all tokens")
 
 
-def _likeliest(weights: F64, params: SamplingParams) -> Ids:
-    """Ids by falling weight, enough of them for the filters: k, or as many as top-p and min-p can let in."""
+def _weights(scores: NDArray[Any], high: Any, params: SamplingParams) -> NDArray[Any]:
+    """exp of the scores over the temperature, 1 for the highest; float32 or float64 as the scores are."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp((scores - high) / scores.dtype.type(max(params.temperature, 1e-30))))
+
+
+def _candidates(scores: F32, high: np.float32, params: SamplingParams) -> Iterator[Ids]:
+    """Growing parts of the tokens, by falling score, that hold what the filters can let in."""
     if params.top_k:
-        return top(weights, params.top_k)
-    if len(weights) > FIRST_CANDIDATES:
-        ids = top(weights, FIRST_CANDIDATES)
-        kept = weights[ids]
-        if params.top_p < 1 and kept.sum() >= params.top_p * weights.sum():
-            return ids
-        if kept[-1] < params.min_p * kept[0]:
-            return ids
-    return top(weights, len(weights))
+        yield top(scores, params.top_k)
+    elif params.min_p > 0:  # a little more than it lets in: the exact cut is made on the weights
+        inside = np.flatnonzero(scores >= high + params.temperature * math.log(params.min_p) * (1 + 1e-5) - 1e-5)
+        yield inside[np.argsort(-scores[inside], kind="stable")]
+    else:
+        for count in (512, 8192):
+            if count < len(scores):
+                yield top(scores, count)
+        yield top(scores, len(scores))
 
 
-def top(weights: F64, count: int) -> Ids:
+def top(scores: NDArray[Any], count: int) -> Ids:
     """Ids of the `count` largest, falling, the lower id first on ties."""
-    if count >= len(weights):
-        return np.argsort(-weights, kind="stable")
-    least = np.partition(weights, len(weights) - count)[len(weights) - count]
-    candidates = np.flatnonzero(weights >= least)
-    order = np.argsort(-weights[candidates], kind="stable")
+    if count >= len(scores):
+        return np.argsort(-scores, kind="stable")
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    candidates = np.flatnonzero(scores >= least)
+    order = np.argsort(-scores[candidates], kind="stable")
     return candidates[order[:count]]
