@@ -141,9 +141,6 @@ def test_shards_without_an_index(tmp_path: Path) -> None:
         read_directory(tmp_path)
 
 
-def test_directories_without_safetensors(tmp_path: Path) -> None:
+def test_a_directory_without_safetensors(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no model"):
-        read_directory(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(UnsupportedError, match=r"\.bin"):
         read_directory(tmp_path)
