@@ -29,12 +29,7 @@ constexpr int MAX_WEIGHTS = 8;
 }
 
 void check_region(int status) {
-    if (status == -99) raise(PyExc_NotImplementedError, "not in this build yet");
     if (status) raise(PyExc_MemoryError, "no memory for the scratch of this step");
-}
-
-template <typename Pointer> void need(Pointer kernel, const char *name) {
-    if (!kernel) raise(PyExc_NotImplementedError, std::string(name) + " is not implemented for " + kernels->isa);
 }
 
 struct matrix matrix_of(const Tensor &t) { return {t.data, t.type, int(t.shape[0]), int(t.shape[1])}; }
@@ -209,7 +204,6 @@ void tile(Tensor &dst, nb::handle source, int64_t first_row, std::optional<int64
     Buffer buffer(source);
     const size_t bytes = size_t(rows) * size_t(k / type_info[dst.type].values) * size_t(type_info[dst.type].bytes);
     if (size_t(buffer.view.len) != bytes) wrong("src", std::to_string(buffer.view.len) + " bytes", std::to_string(bytes));
-    need(kernels->tile[dst.type], "tile");
     nb::gil_scoped_release unlocked;
     kernels->tile[dst.type](dst.data + size_t(first_row / TILE_ROWS) * tile_stride(dst.type, k), buffer.view.buf,
                             int(rows), int(k));
@@ -217,7 +211,6 @@ void tile(Tensor &dst, nb::handle source, int64_t first_row, std::optional<int64
 
 nb::object dequantize(const Tensor &t) {
     expect_tiled(t, "t", -1, -1);
-    need(kernels->untile_row[t.type], "dequantize");
     const size_t rows = size_t(t.shape[0]), k = size_t(t.shape[1]);
     float *values = new float[rows * k];
     nb::capsule owner(values, [](void *p) noexcept { delete[] static_cast<float *>(p); });
@@ -235,7 +228,6 @@ void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
         if (ids.i32()[i] < 0 || ids.i32()[i] >= table.shape[0])
             throw std::out_of_range("ids: found " + std::to_string(ids.i32()[i]) + ", expected 0 to " +
                                     std::to_string(table.shape[0] - 1));
-    need(kernels->untile_row[table.type], "embed");
     const struct matrix weights = matrix_of(table);
     region_embed(rows, &weights, ids.i32(), int(n));
 }
@@ -265,8 +257,7 @@ void matmul(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, bo
         const Tensor *b = biases ? element(*biases, i, "biases", true) : nullptr;
         if (b) bias[i] = f32_of(*b, "biases", w.shape[0]);
         matrices[i] = matrix_of(w);
-        need(exact ? kernels->matmul_exact[w.type] : kernels->matmul[w.type], "matmul");
-    }
+        }
     int status;
     {
         nb::gil_scoped_release unlocked;
@@ -294,7 +285,6 @@ nb::object quantize(const std::string &name, const Floats2 &rows, const std::opt
     if (!k || k % values) wrong("rows", std::to_string(k) + " columns", "a multiple of " + std::to_string(values));
     if (importance && importance->size() != k)
         wrong("importance", std::to_string(importance->size()) + " columns", std::to_string(k));
-    need(kernels->quantize_rows, "quantize");
     const size_t row_bytes = k / values * size_t(type_info[type].bytes);
     uint8_t *blocks = new uint8_t[n * row_bytes];
     nb::capsule owner(blocks, [](void *p) noexcept { delete[] static_cast<uint8_t *>(p); });
@@ -375,7 +365,6 @@ void rope(Tensor &x, const Batch &batch, const Tensor &cosine, const Tensor &sin
     if (rotary > head_dim) wrong("cosine", describe(cosine), "at most " + std::to_string(head_dim / 2) + " columns");
     if (batch.last_position >= cosine.shape[0])
         wrong("batch", "position " + std::to_string(batch.last_position), "below " + std::to_string(cosine.shape[0]) + ", the rows of cosine");
-    need(kernels->rope, "rope");
     const struct batch view = batch.view();
     region_rope(x.f32(), int(width / head_dim), head_dim, cosine.f32(), sine.f32(), int(rotary), &view);
 }
@@ -398,7 +387,6 @@ void kv_append(Tensor &keys, Tensor &values, const Tensor &k, const Tensor &v, c
     const int64_t n = int64_t(batch.position.size());
     f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
     f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
-    need(kernels->kv_append, "kv_append");
     const struct batch view = batch.view();
     region_kv_append(&cache, k.f32(), v.f32(), &view);
 }
@@ -412,7 +400,6 @@ void attention(Tensor &out, const Tensor &q, const Tensor &keys, const Tensor &v
     f32_of(out, "out", int64_t(batch.position.size()), heads * cache.value_dim);
     if (window < 0) wrong("window", std::to_string(window), "0 (no window) or more");
     const float *sink = sinks ? f32_of(*sinks, "sinks", heads) : nullptr;
-    need(kernels->attention_part, "attention");
     const struct batch view = batch.view();
     int status;
     {
@@ -442,7 +429,6 @@ bool norm(Tensor &out, const Tensor &x, const Tensor &weight, float eps) {
     const float *scale = f32_of(weight, "weight", dim);
     if (x.type != T_F32 || !dim || x.shape[x.dimensions - 1] != dim) wrong("x", describe(x), "F32 (..., " + std::to_string(dim) + ")");
     if (out.type != T_F32 || out.tiled || out.values() != values) wrong("out", describe(out), describe(x));
-    need(kernels->rms_norm, "norm");
     return region_norm(out.f32(), x.f32(), scale, int(values / dim), int(dim), eps);
 }
 
@@ -454,20 +440,17 @@ int64_t same_size(const Tensor &out, const Tensor &x) {
 
 void add(Tensor &out, const Tensor &x) {
     const int64_t n = same_size(out, x);
-    need(kernels->add, "add");
     for (int64_t done = 0; done < n; done += INT32_MAX / 2)
         kernels->add(out.f32() + done, x.f32() + done, int(std::min<int64_t>(n - done, INT32_MAX / 2)));
 }
 
 bool finite(const Tensor &t) {
     if (t.type != T_F32 || t.tiled) wrong("t", describe(t), "plain F32");
-    need(kernels->finite, "finite");
     return kernels->finite(t.f32(), t.values());
 }
 
 int64_t argmax(const Tensor &t) {
     if (t.type != T_F32 || t.tiled || !t.values() || t.values() > INT32_MAX) wrong("t", describe(t), "plain F32 with at least one value");
-    need(kernels->argmax, "argmax");
     return kernels->argmax(t.f32(), int(t.values()));
 }
 
@@ -475,7 +458,6 @@ void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
     f32_of(slots, "slots", out.shape[0] * weights.shape[1], out.shape[1]);
-    need(kernels->scale_add, "combine");
     region_combine(out.f32(), slots.f32(), weights.f32(), int(out.shape[0]), int(weights.shape[1]), int(out.shape[1]));
 }
 
@@ -499,7 +481,6 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     expect(ids, "ids", T_I32, shape);
     const float *offset = bias ? f32_of(*bias, "bias", experts) : nullptr;
     const int kind = choice(score, "score", {"softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"});
-    need(kernels->router, "router");
     const struct routing routing = {int(experts), int(k), kind, renormalize, scale, offset};
     const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
     if (status != REGION_NOT_FINITE) check_region(status);
@@ -577,7 +558,6 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
     if (only) expect(*only, "only", T_I32, any);
     const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "swiglu_oai"});
     check_resident(table, ids, only);
-    need(kernels->glu[kind], "moe");
     int status;
     {
         nb::gil_scoped_release unlocked;

@@ -64,6 +64,7 @@ struct attention_part {
     int key_dim, value_dim, rows;
     const float *q;              /* packed (key_dim, ATTENTION_ROWS), scaled */
     const int *first, *last;     /* (rows) */
+    const uint16_t *next_keys;   /* of the block that comes next, to be fetched ahead; NULL: all is in the cache already */
     float *out;                  /* (rows, out_stride), out_stride = value_dim rounded up to 16 */
     float *max, *sum;            /* (rows) */
 };

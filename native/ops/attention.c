@@ -28,17 +28,37 @@ static void kv_append(uint16_t *keys, uint16_t *values, const float *k, const fl
 }
 
 static void pack(float *packed, const float *const *q, int rows, int key_dim, float scale) {
-    for (int d = 0; d < key_dim; d++)
-        for (int r = 0; r < rows; r++) packed[d * ATTENTION_ROWS + r] = q[r][d] * scale;
+    for (int r = 0; r < rows; r++) {
+        const float *row = q[r];
+        for (int d = 0; d < key_dim; d++) packed[d * ATTENTION_ROWS + r] = row[d] * scale;
+    }
 }
 
-/* ---- scores: sum over d of q[row][d] * key[d] ---- */
+/* Memory that is wanted soon: one line of 64 bytes a step. With step 0 the line is one that is there already. */
+struct ahead { const char *line; int step; };
+
+VEC struct ahead fetch_ahead(const struct attention_part *part, const void *wanted, size_t offset) {
+    if (!part->next_keys) return (struct ahead){(const char *)part->q, 0};
+    return (struct ahead){(const char *)wanted + offset, 64};
+}
+
+/* As many lines as the `vectors` of 16-bit floats that a step reads. */
+VEC void fetch(struct ahead *ahead, const int vectors) {
+    UNROLL for (int i = 0; i < vectors; i += 2) {
+        __builtin_prefetch(ahead->line, 0, 2);
+        ahead->line += ahead->step;
+    }
+}
+
+/* ---- scores: sum over d of q[row][d] * key[d]; the values are fetched meanwhile ---- */
 
 /* `rows` rows against `groups` groups of 16 keys; both are constants where it is inlined, at most MOST sums in all. */
-VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key_dim, const int rows, const int groups) {
+VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key_dim, struct ahead ahead, const int rows,
+                    const int groups) {
     vf sum[MOST], k[MOST];
     UNROLL for (int i = 0; i < rows * groups; i++) sum[i] = vf_zero();
     for (int d = 0; d < key_dim; d++) {
+        fetch(&ahead, groups);
         UNROLL for (int g = 0; g < groups; g++) k[g] = vf_from_f16(keys + (g * key_dim + d) * 16);
         UNROLL for (int r = 0; r < rows; r++) {
             const vf x = vf_set1(q[d * ATTENTION_ROWS + r]);
@@ -49,12 +69,17 @@ VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key
         UNROLL for (int g = 0; g < groups; g++) vf_store(scores + r * ATTENTION_SPLIT + 16 * g, sum[r * groups + g]);
 }
 
-VEC void score_rows(float *scores, const float *q, const uint16_t *keys, int key_dim, int first, int last, const int rows) {
+VEC void score_groups(float *scores, const struct attention_part *part, const float *q, int group, const int rows,
+                      const int groups) {
+    const size_t at = (size_t)group * (size_t)part->key_dim * 16;
+    score_tile(scores + 16 * group, q, part->keys + at, part->key_dim, fetch_ahead(part, part->values, 2 * at), rows, groups);
+}
+
+VEC void score_rows(float *scores, const struct attention_part *part, const float *q, int first, int last, const int rows) {
     const int wide = WIDEST(rows);
     int g = first;
-    for (; g + wide <= last; g += wide)
-        score_tile(scores + 16 * g, q, keys + (size_t)g * (size_t)key_dim * 16, key_dim, rows, wide);
-    for (; g < last; g++) score_tile(scores + 16 * g, q, keys + (size_t)g * (size_t)key_dim * 16, key_dim, rows, 1);
+    for (; g + wide <= last; g += wide) score_groups(scores, part, q, g, rows, wide);
+    for (; g < last; g++) score_groups(scores, part, q, g, rows, 1);
 }
 
 /* Groups first..last of all rows. */
@@ -63,7 +88,7 @@ static void score(float *scores, const struct attention_part *part, int first, i
         float *s = scores + r * ATTENTION_SPLIT;
         const float *q = part->q + r;
         switch (part->rows - r) {
-#define CASE(n) case n: score_rows(s, q, part->keys, part->key_dim, first, last, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
+#define CASE(n) case n: score_rows(s, part, q, first, last, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
         }
@@ -97,13 +122,14 @@ static void exponentials(float *scores, int from, int to, int first, int last, f
     *sum = vf_sum(total);
 }
 
-/* ---- values: sum over keys of weight[row][key] * value[key] ---- */
+/* ---- values: sum over keys of weight[row][key] * value[key]; the next keys are fetched meanwhile ---- */
 
 VEC void value_tile(float *out, int stride, const float *weights, const uint16_t *values, int dim, int first, int last,
-                    const int rows, const int groups) {
+                    struct ahead ahead, const int rows, const int groups) {
     vf sum[MOST], v[MOST];
     UNROLL for (int i = 0; i < rows * groups; i++) sum[i] = vf_zero();
     for (int key = first; key < last; key++) {
+        fetch(&ahead, groups);
         UNROLL for (int g = 0; g < groups; g++) v[g] = vf_from_f16(values + key * dim + 16 * g);
         UNROLL for (int r = 0; r < rows; r++) {
             const vf w = vf_set1(weights[r * ATTENTION_SPLIT + key]);
@@ -114,14 +140,20 @@ VEC void value_tile(float *out, int stride, const float *weights, const uint16_t
         UNROLL for (int g = 0; g < groups; g++) vf_store(out + r * stride + 16 * g, sum[r * groups + g]);
 }
 
-/* A row of values that does not end at a multiple of 16 is read up to 30 bytes into what follows; the lanes are not used. */
+VEC void value_groups(const struct attention_part *part, const float *weights, float *out, int d, int first, int last,
+                      const int rows, const int groups) {
+    const struct ahead ahead = fetch_ahead(part, part->next_keys, (size_t)d * ATTENTION_SPLIT * 2);
+    value_tile(out + d, (part->value_dim + 15) / 16 * 16, weights, part->values + d, part->value_dim, first, last, ahead, rows,
+               groups);
+}
+
+/* A row of values that does not end at a multiple of 16 is read up to 30 bytes into what follows; those lanes are not used. */
 VEC void value_rows(const struct attention_part *part, const float *weights, float *out, int first, int last,
                     const int rows) {
-    const int wide = WIDEST(rows), dim = part->value_dim, stride = (dim + 15) / 16 * 16;
+    const int wide = WIDEST(rows), dim = (part->value_dim + 15) / 16 * 16;
     int d = 0;
-    for (; d + 16 * wide <= stride; d += 16 * wide)
-        value_tile(out + d, stride, weights, part->values + d, dim, first, last, rows, wide);
-    for (; d < stride; d += 16) value_tile(out + d, stride, weights, part->values + d, dim, first, last, rows, 1);
+    for (; d + 16 * wide <= dim; d += 16 * wide) value_groups(part, weights, out, d, first, last, rows, wide);
+    for (; d < dim; d += 16) value_groups(part, weights, out, d, first, last, rows, 1);
 }
 
 static void weigh(const struct attention_part *part, const float *weights, int first, int last) {
@@ -185,10 +217,9 @@ static void finish(float *out, const float *acc, float max, float sum, const flo
         sum = sum * factor + exp1(*sink - most);
     }
     const vf inverse = vf_set1(factor / sum);
-    for (int d = 0; d < dim; d += 16) {
-        const int n = dim - d < 16 ? dim - d : 16;
-        vf_store_first(out + d, vf_mul(vf_load(acc + d), inverse), n);
-    }
+    int d = 0;
+    for (; d + 16 <= dim; d += 16) vf_store(out + d, vf_mul(vf_load(acc + d), inverse));
+    if (d < dim) vf_store_first(out + d, vf_mul(vf_load(acc + d), inverse), dim - d);
 }
 
 void COLIBRI_FN(fill_attention)(struct kernels *k) {

@@ -2,6 +2,8 @@
 #include "kernels.h"
 #include "vec/vec.h"
 
+static const float lane_number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 static void add(float *out, const float *x, int n) {
     int i = 0;
     for (; i + 16 <= n; i += 16) vf_store(out + i, vf_add(vf_load(out + i), vf_load(x + i)));
@@ -24,18 +26,25 @@ static bool all_finite(const float *x, int64_t n) {
     return vf_sum(sum) == 0.0f;
 }
 
+/* Every lane keeps its largest value and where it first was; indices stay exact in floats up to 2^24. */
 static int argmax(const float *x, int n) {
-    float largest = x[0];
+    float at[16];
+    vf largest = vf_set1(-INFINITY), index = vf_zero(), here = vf_load(lane_number);
     int i = 0;
-    if (n >= 16) {
-        vf most = vf_load(x);
-        for (i = 16; i + 16 <= n; i += 16) most = vf_max(vf_load(x + i), most);
-        largest = vf_reduce_max(most);
+    for (; i + 16 <= n; i += 16, here = vf_add(here, vf_set1(16.0f))) {
+        const vf v = vf_load(x + i);
+        index = vf_select_less(largest, v, here, index);
+        largest = vf_max(v, largest);
     }
-    for (; i < n; i++) largest = x[i] > largest ? x[i] : largest;
-    for (i = 0; i < n; i++)
-        if (x[i] == largest) return i;
-    return 0;
+    vf_store(at, index);
+    int best = n >= 16 ? (int)at[0] : 0;
+    for (int l = 1; l < 16 && n >= 16; l++) {
+        const int candidate = (int)at[l];
+        if (x[candidate] > x[best] || (x[candidate] == x[best] && candidate < best)) best = candidate;
+    }
+    for (; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
 }
 
 void COLIBRI_FN(fill_rows)(struct kernels *k) {

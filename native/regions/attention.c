@@ -106,13 +106,24 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     w->packed_task = task;
 }
 
+static int64_t where(const struct job *job, int task, int block) {
+    const int32_t *table = job->batch->table[job->batch->sequence[strip_of(job, task)->token]];
+    return ((int64_t)table[block] * job->cache->kv_heads + head_of(job, task)) * ATTENTION_SPLIT;
+}
+
+/* Keys of the block that is likely to come next. */
+static const uint16_t *keys_after(const struct job *job, int task, int block) {
+    const struct strip *s = strip_of(job, task);
+    const int next = block + 1 < s->first_block + s->blocks ? block + 1 : block;
+    return job->cache->keys + where(job, task, next) * job->cache->key_dim;
+}
+
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
 static void one_part(const struct job *job, int task, int block, int r, float *out, float *max, float *sum, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     const struct cache *c = job->cache;
     const int start = job->batch->position[s->token], base = block * ATTENTION_SPLIT;
-    const int64_t number = job->batch->table[job->batch->sequence[s->token]][block];
-    const int64_t at = (number * c->kv_heads + head_of(job, task)) * ATTENTION_SPLIT;
+    const int64_t at = where(job, task, block);
     int first[ATTENTION_ROWS], last[ATTENTION_ROWS];
     const int rows = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
     for (int i = 0; i < rows; i++) {
@@ -124,7 +135,8 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
     const struct attention_part part = {c->keys + at * c->key_dim, c->values + at * c->value_dim, c->key_dim, c->value_dim,
-                                        rows, w->packed + r * c->key_dim, first, last, out, max, sum};
+                                        rows, w->packed + r * c->key_dim, first, last, r ? NULL : keys_after(job, task, block),
+                                        out, max, sum};
     kernels->attention_part(&part, w->scores);
 }
 
@@ -190,15 +202,16 @@ static void do_unit(const struct job *job, int task, int unit, struct workspace 
 }
 
 static void do_units(void *context, int thread, int threads) {
-    (void)threads;
     struct job *job = context;
     struct workspace w = workspace_of(job, thread);
+    const int run = 1 + job->units / (8 * threads); /* neighbours, so that what was fetched ahead is used */
     int task = 0;
-    for (int unit; (unit = pool_next(&job->next)) < job->units;) {
-        while (unit >= job->first_unit[task + 1]) task++;
-        do_unit(job, task, unit, &w);
-        if (atomic_fetch_sub(&job->left[task], 1) == 1) merge_units(job, task, &w);
-    }
+    for (int first; (first = run * pool_next(&job->next)) < job->units;)
+        for (int unit = first; unit < first + run && unit < job->units; unit++) {
+            while (unit >= job->first_unit[task + 1]) task++;
+            do_unit(job, task, unit, &w);
+            if (atomic_fetch_sub(&job->left[task], 1) == 1) merge_units(job, task, &w);
+        }
 }
 
 /* ---- the region ---- */

@@ -33,7 +33,7 @@ static void attend(const struct kernels *table, const struct block *block, int d
     for (int i = 0; i < n; i++) rows[i] = q[row + i];
     table->attention_pack(packed, rows, n, dim, 0.25f);
     const struct attention_part part = {block->keys, block->values, dim, dim, n, packed, first + row, last + row,
-                                        out, result->max + row, result->sum + row};
+                                        NULL, out, result->max + row, result->sum + row};
     table->attention_part(&part, scratch);
     const int stride = (dim + 15) / 16 * 16;
     for (int i = 0; i < n; i++) memcpy(result->out[row + i], out + i * stride, (size_t)dim * sizeof(float));

@@ -31,6 +31,7 @@ from ._native import (
     matmul,
     moe,
     norm,
+    quantize,
     rope,
     router,
     set_threads,
@@ -41,9 +42,9 @@ from ._native import (
 )
 
 __all__ = [
-    "BLOCK_TYPES", "KV_BLOCK", "Batch", "BlockType", "ExpertTable", "Memory", "Tensor", "add", "argmax", "attention",
-    "combine", "cpus", "dequantize", "embed", "finite", "isa", "isas", "kv_append", "matmul", "moe", "norm", "rope",
-    "router", "set_threads", "tensor", "threads", "tile", "tiled_bytes",
+    "BLOCK_TYPES", "Batch", "BlockType", "ExpertTable", "KV_BLOCK", "Memory", "Tensor", "add", "argmax", "attention",
+    "combine", "cpus", "dequantize", "embed", "finite", "isa", "isas", "kv_append", "matmul", "moe", "norm",
+    "quantize", "rope", "router", "set_threads", "tensor", "threads", "tile", "tiled_bytes",
 ]  # fmt: skip
 
 
