@@ -81,4 +81,4 @@ def _tell(checkpoint: Checkpoint, result: Verification, notes: list[str]) -> Non
     read = f"{result.parts} tensors and experts, {size(result.nbytes)} read"
     click.echo(f"{checkpoint.path}: {read}, {checked}: {verdict}")
     if result.damages:
-        click.echo("Fetch or convert the file again; one damaged expert can be replaced (colibri convert --only-expert).")
+        click.echo("Fetch or convert the file again; convert --only-expert writes a single expert anew.")

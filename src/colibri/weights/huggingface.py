@@ -15,8 +15,9 @@ from typing import Any, Final
 from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
-from colibri.weights.safetensors import SafeTensor, read_directory, supported
+from colibri.weights.safetensors import SafeTensor, supported
 from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.torch_file import read_weights
 
 _REQUIRED: Final = object()
 
@@ -140,7 +141,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def read_huggingface(directory: Path) -> tuple[Metadata, dict[str, TensorInfo]]:
-    """Metadata and tensors of a directory with config.json and safetensors, in GGUF's vocabulary.
+    """Metadata and tensors of a directory with config.json and safetensors or .bin files, in GGUF's vocabulary.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the field or tensor.
     """
@@ -149,7 +150,7 @@ def read_huggingface(directory: Path) -> tuple[Metadata, dict[str, TensorInfo]]:
     config = Metadata(path, values)
     family = _family(config)
     metadata = _metadata(config, family, directory.resolve().name)
-    tensors = _tensors(config, family, read_directory(directory))
+    tensors = _tensors(config, family, read_weights(directory))
     _check_layers(config, family, metadata, tensors)
     return metadata, tensors
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,11 +47,9 @@ def read_directory(directory: Path) -> dict[str, SafeTensor]:
     if single.exists():
         return read_file(single)
     if index.exists():
-        return _read_indexed(index)
+        return read_indexed(index, read_file)
     shards = sorted(directory.glob("model*.safetensors"))
     if not shards:
-        if any(directory.glob("*.bin")):
-            raise UnsupportedError(f"{directory}: holds PyTorch .bin files only; convert them to safetensors first")
         raise FileError(f"{directory}: holds no model*.safetensors file")
     _check_complete(directory, shards)
     tensors: dict[str, SafeTensor] = {}
@@ -76,7 +74,8 @@ def _check_complete(directory: Path, shards: list[Path]) -> None:
                 raise FileError(f"{directory}: the shard {expected} is missing")
 
 
-def _read_indexed(index: Path) -> dict[str, SafeTensor]:
+def read_indexed(index: Path, read: Callable[[Path], dict[str, SafeTensor]]) -> dict[str, SafeTensor]:
+    """The tensors that an index names, each from the shard that it names, as `read` finds them there."""
     weight_map = read_object(index, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(f"{index}: weight_map is missing or is not an object with entries")
@@ -90,8 +89,8 @@ def _read_indexed(index: Path) -> dict[str, SafeTensor]:
         if shard not in shards:
             file = index.with_name(shard)
             if not file.exists():
-                raise FileError(f"{index.parent}: the shard {shard} is missing ({INDEX_NAME} names it for {name})")
-            shards[shard] = read_file(file)
+                raise FileError(f"{index.parent}: the shard {shard} is missing ({index.name} names it for {name})")
+            shards[shard] = read(file)
         if name not in shards[shard]:
             raise FormatError(f"{index}: says that {shard} holds {name}, but it does not")
         tensors[name] = shards[shard][name]

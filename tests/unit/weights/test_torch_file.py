@@ -1,0 +1,150 @@
+"""PyTorch files: tensors are found where they lie, and nothing that a file asks for is ever called."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_files import directory_config, directory_tensors, write_directory
+from torch_files import Storage, Tensor, save, write_zip
+
+from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
+from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.convert import Options, convert
+from colibri.weights.torch_file import read_file
+
+RNG = np.random.default_rng(5)
+
+
+def values(path: Path, name: str) -> np.ndarray[Any, Any]:
+    info = read_file(path)[name]
+    kind = {"F32": np.float32, "F16": np.float16}[info.dtype]
+    data = path.read_bytes()[info.offset : info.offset + info.nbytes]
+    return np.frombuffer(data, kind).reshape(info.shape)
+
+
+def test_tensors_are_ranges_of_the_file(tmp_path: Path) -> None:
+    first, half = RNG.normal(size=(3, 4)).astype(np.float32), RNG.normal(size=(5,)).astype(np.float16)
+    save(tmp_path / "a.bin", collections.OrderedDict(first=first, half=half))
+    np.testing.assert_array_equal(values(tmp_path / "a.bin", "first"), first)
+    np.testing.assert_array_equal(values(tmp_path / "a.bin", "half"), half)
+
+
+def test_views_share_a_storage(tmp_path: Path) -> None:
+    storage = Storage(np.arange(12, dtype=np.float32))
+    save(tmp_path / "a.bin", {"all": Tensor(storage, (3, 4)), "last": Tensor(storage, (4,), offset=8)})
+    np.testing.assert_array_equal(values(tmp_path / "a.bin", "last"), [8, 9, 10, 11])
+
+
+def test_training_states_are_walked(tmp_path: Path) -> None:
+    weight = np.ones((2, 2), np.float32)
+    state = {"module": {"layer": {"weight": weight}}, "args": argparse.Namespace(lr=1), "step": 7, "loss": None}
+    save(tmp_path / "a.pt", state)
+    assert list(read_file(tmp_path / "a.pt")) == ["module.layer.weight"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path, shards: int) -> None:
+    safe = write_directory(tmp_path / "safe", "mixtral")
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "config.json").write_text((safe / "config.json").read_text())
+    tensors = {
+        name: np.frombuffer(data, np.float32).reshape(shape)
+        for name, (_, shape, data) in directory_tensors("mixtral").items()
+    }
+    names = sorted(tensors)
+    for shard in range(shards):
+        part = {name: tensors[name] for name in names[shard::shards]}
+        save(torch / f"pytorch_model-{shard + 1:05d}-of-{shards:05d}.bin", part)
+    for source in (safe, torch):
+        options = Options("q8_0", name="same")
+        convert(open_checkpoint(source), tmp_path / f"{source.name}.gguf", options)
+    assert (tmp_path / "safe.gguf").read_bytes() == (tmp_path / "torch.gguf").read_bytes()
+    assert directory_config("mixtral")["model_type"] == "mixtral"
+
+
+class Hostile:
+    """A pickle of this calls a function of its choice."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("function", [os.system, eval, getattr, open, __import__, os.putenv, pickle.loads])
+def test_globals_are_refused_by_name_and_not_called(tmp_path: Path, function: Any) -> None:
+    mark = tmp_path / "mark"
+    write_zip(tmp_path / "a.bin", pickle.dumps({"w": Hostile(function, f"touch {mark}")}, 2), [])
+    with pytest.raises(UnsupportedError, match=r"asks for \w+\.\w+"):
+        read_file(tmp_path / "a.bin")
+    assert not mark.exists()
+
+
+def test_a_stack_global_built_from_strings_is_refused(tmp_path: Path) -> None:
+    write_zip(tmp_path / "a.bin", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R.", [])
+    with pytest.raises(UnsupportedError, match=r"os\.system"):
+        read_file(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\x80\x02", b".", b"\x80\x02}", b"\x80\x02K\x01.", b"\x80\x02]q\x00.", b"\xff" * 40,
+    b"\x80\x02\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", b"\x80\x02U\x01aQ.", b"\x80\x02" + b"(" * 100_000 + b".",
+    b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".",
+])  # fmt: skip
+def test_damaged_pickles_are_typed_errors(tmp_path: Path, data: bytes) -> None:
+    write_zip(tmp_path / "a.bin", data, [])
+    with pytest.raises(FormatError, match=r"a\.bin"):
+        read_file(tmp_path / "a.bin")
+
+
+def test_a_storage_that_lies_is_refused(tmp_path: Path) -> None:
+    storage = Storage(np.zeros(4, np.float32))
+    save(tmp_path / "past.bin", {"w": Tensor(storage, (5,))})
+    with pytest.raises(FormatError, match="past the end"):
+        read_file(tmp_path / "past.bin")
+    save(tmp_path / "strided.bin", {"w": Tensor(storage, (2, 2), stride=(1, 2))})
+    with pytest.raises(UnsupportedError, match="strides"):
+        read_file(tmp_path / "strided.bin")
+    save(tmp_path / "huge.bin", {"w": Tensor(storage, (1 << 40, 1 << 40))})
+    with pytest.raises(FormatError):
+        read_file(tmp_path / "huge.bin")
+    save(tmp_path / "packed.bin", {"w": np.zeros(4000, np.float32)}, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(FormatError):
+        read_file(tmp_path / "packed.bin")
+
+
+def test_other_files(tmp_path: Path) -> None:
+    with pytest.raises(FileError):
+        read_file(tmp_path / "missing.bin")
+    (tmp_path / "old.bin").write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
+    with pytest.raises(FormatError, match=r"since PyTorch 1\.6"):
+        read_file(tmp_path / "old.bin")
+    with zipfile.ZipFile(tmp_path / "empty.bin", "w"):
+        pass
+    with pytest.raises(FormatError, match=r"data\.pkl"):
+        read_file(tmp_path / "empty.bin")
+
+
+def test_mutations_give_typed_errors_only(tmp_path: Path) -> None:
+    save(tmp_path / "a.bin", {"w": RNG.normal(size=(3, 4)).astype(np.float32), "n": {"v": np.zeros(3, np.float16)}})
+    whole = (tmp_path / "a.bin").read_bytes()
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(int(RNG.integers(1, 5))):
+            data[int(RNG.integers(len(data)))] = int(RNG.integers(256))
+        (tmp_path / "b.bin").write_bytes(data[: int(RNG.integers(1, len(data) + 1))] if RNG.random() < 0.2 else data)
+        try:
+            for info in read_file(tmp_path / "b.bin").values():
+                assert info.offset + info.nbytes <= len(data)
+        except ColibriError:
+            pass
