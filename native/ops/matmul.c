@@ -21,7 +21,7 @@ VEC void columns_q32(int T, float (*sums)[16], const struct panel *p, const void
         EACH_COLUMN dot[t] = vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
             vb w = vb_load(p->bytes[8 * b + g]);
-            EACH_COLUMN dot[t] = vi_dot_biased(dot[t], w, vb_repeat4(in[t][b].q + 4 * g));
+            EACH_COLUMN dot[t] = vi_dot_biased(dot[t], w, in[t][b].q + 4 * g);
         }
         vf scale = vf_load(p->scale[b]);
         EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[t]);
@@ -40,7 +40,7 @@ VEC void columns_q256_32(int T, float (*sums)[16], const struct panel *p, const 
         EACH_COLUMN dot[t] = vi_zero();
         VEC_UNROLL for (int g = 0; g < 8; g++) {
             vb w = vb_load(p->bytes[8 * j + g]);
-            EACH_COLUMN dot[t] = vi_dot(dot[t], w, vb_repeat4(in[t]->q + 32 * j + 4 * g));
+            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + 32 * j + 4 * g);
         }
         vf scale = vf_load(p->scale[j]);
         EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
@@ -66,7 +66,7 @@ VEC void columns_q256_16(int T, float (*sums)[16], const struct panel *p, const 
         EACH_COLUMN dot[t] = vi_set1(in[t]->minus_32_sum[j]);
         VEC_UNROLL for (int g = 0; g < 4; g++) {
             vb w = vb_load(p->bytes[4 * j + g]);
-            EACH_COLUMN dot[t] = vi_dot(dot[t], w, vb_repeat4(in[t]->q + 16 * j + 4 * g));
+            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + 16 * j + 4 * g);
         }
         vf scale = vf_load(p->scale[j]);
         EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);

@@ -82,6 +82,10 @@ VEC vb vb_lookup16(vb table, vb index) { return _mm512_shuffle_epi8(table, index
 enum { VB_HIGH4_UNIT = 16 };
 VEC vb vb_high4(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8((char)0xf0)); }
 
-VEC vi vi_dot(vi acc, vb w, vb x) { return _mm512_dpbusd_epi32(acc, w, x); }
+/* As assembly, because compilers load the four bytes into a register first: 20% of the time of a product. */
+VEC vi vi_dot(vi acc, vb w, const int8_t *x) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int8_t(*)[4])x));
+    return acc;
+}
 VEC vi vi_start_biased(int32_t minus_128_sum) { return _mm512_set1_epi32(minus_128_sum); }
-VEC vi vi_dot_biased(vi acc, vb w, vb x) { return _mm512_dpbusd_epi32(acc, w, x); }
+VEC vi vi_dot_biased(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, x); }
