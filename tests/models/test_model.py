@@ -293,6 +293,55 @@ def test_infer_while_the_cache_is_full(load: Load) -> None:
         model.infer([5])
 
 
+# ---- step loops of others --------------------------------------------------------------------------------------------
+
+
+class Alternating:
+    """Allows one of two tokens in turn, four times."""
+
+    def __init__(self, size: int) -> None:
+        self.seen: list[int] = []
+        self._size = size
+
+    def allowed(self) -> np.ndarray:
+        mask = np.zeros(self._size, bool)
+        mask[[20, 21] if len(self.seen) % 2 else [10, 11]] = True
+        return mask
+
+    def accept(self, token: int) -> bool:
+        self.seen.append(token)
+        return len(self.seen) == 4
+
+
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(temperature=3, seed=1), SamplingParams(top_k=7, min_p=0.5, seed=2)]
+)
+def test_a_constraint_rules_the_choice(load: Load, params: SamplingParams) -> None:
+    model = load(TEXT)
+    constraint = Alternating(model.config.vocab_size)
+    sequence = model.sequence([5, 6, 7], params, constraint=constraint)
+    model.engine.add(sequence)
+    while model.engine.running or model.engine.waiting:
+        model.engine.step()
+    assert sequence.finish_reason == "stop"
+    assert constraint.seen == sequence.generated
+    assert [token // 10 for token in sequence.generated] == [1, 2, 1, 2]
+
+
+def test_the_logits_of_a_prompt_can_be_watched(load: Load) -> None:
+    model = load(TEXT, chunk=20)
+    ids = list(range(3, 53))
+    seen: list[tuple[int, np.ndarray]] = []
+    params = SamplingParams(max_tokens=0)
+    sequence = model.sequence(ids, params, prompt_watcher=lambda position, row: seen.append((position, row.copy())))
+    model.engine.add(sequence)
+    while model.engine.running or model.engine.waiting:
+        model.engine.step()
+    assert sequence.finish_reason == "length"
+    assert [position for position, _ in seen] == list(range(50))
+    np.testing.assert_array_equal(np.array([row for _, row in seen]), model.infer(ids))
+
+
 # ---- statistics ------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from colibri import ops
 from colibri.cache.kv import KeyValueCache
 from colibri.engine.scheduler import Work, schedule
-from colibri.engine.sequence import Sequence
+from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
@@ -59,9 +59,14 @@ class Engine:
             self._retire()
 
     @property
-    def busy(self) -> bool:
-        """Whether a sequence waits or runs."""
-        return bool(self._running or self._waiting)
+    def running(self) -> int:
+        """Sequences that have their place in the cache."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._waiting)
 
     def step(self) -> None:
         """Compute some rows and give every sequence whose rows are complete its next token.
@@ -164,9 +169,21 @@ class Engine:
             self._fill(row, number, sequence.ids[start : start + count], start)
             row += count
         rows = self._run(row, [sequence.table for sequence, _ in work])
+        row = 0
         for sequence, count in work:
+            if sequence.prompt_watcher is not None and sequence.computed < sequence.prompt_length:
+                self._report(sequence, sequence.prompt_watcher, rows, row, count)
             sequence.computed += count
+            row += count
         return rows
+
+    def _report(self, sequence: Sequence, watcher: PromptWatcher, rows: Rows, row: int, count: int) -> None:
+        """Show the logits of a part of a prompt."""
+        for first in range(0, count, LOGIT_ROWS):
+            part = min(LOGIT_ROWS, count - first)
+            logits = self.decoder.logits(rows, row + first, row + first + part)
+            for place in range(part):
+                watcher(sequence.computed + first + place, logits[place])
 
     def _sample(self, work: list[Work], rows: Rows) -> None:
         """Next tokens of the sequences whose last known token was computed, neighbouring rows together."""

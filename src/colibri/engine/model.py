@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from colibri.config import ModelConfig, SamplingParams
 from colibri.engine.engine import Engine
 from colibri.engine.generation import Generation
+from colibri.engine.sequence import Constraint, PromptWatcher
 from colibri.engine.sequence import Sequence as Running
 from colibri.engine.statistics import peak_resident_bytes, resident_bytes
 from colibri.errors import ArgumentError, ContextFullError, FileError
@@ -90,9 +91,8 @@ class Model:
         ContextFullError at once, NumericalError and FileError while it goes on.
         """
         self._check_open()
-        text = isinstance(prompt, str)
         ids = self._encode(prompt) if isinstance(prompt, str) else prompt
-        return self._start(ids, params or SamplingParams(), continues=text)
+        return self._start(ids, params or SamplingParams(), continues=isinstance(prompt, str))
 
     def chat(
         self,
@@ -116,18 +116,37 @@ class Model:
             return [self.tokenizer.bos_id]
         return ids
 
-    def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:
+    def sequence(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        continues: bool = False,
+        keep_special: bool = False,
+        constraint: Constraint | None = None,
+        prompt_watcher: PromptWatcher | None = None,
+    ) -> Running:
+        """What `engine.add` takes, for callers with a step loop of their own.
+
+        continues: the answer goes on from a text, so that its leading space is kept. keep_special: control tokens are
+        part of the text. max_tokens is cut to the room left. Raises ArgumentError and ContextFullError.
+        """
         ids = self._check_ids(prompt)
         room = self.context - len(ids)
-        notes: tuple[str, ...] = ()
-        most = room if params.max_tokens is None else params.max_tokens
-        if most > room:
-            most = room
-            notes = (f"max_tokens {params.max_tokens} was cut to {room}, the room left in a context of {self.context}",)
-        known = self.has_tokenizer
-        sequence = Running(
-            ids, params, most, self.end_ids, self.tokenizer.decoder(continues=continues) if known else None
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        decoder = None
+        if self.has_tokenizer:
+            decoder = self.tokenizer.decoder(skip_special=not keep_special, continues=continues)
+        return Running(
+            ids, params, most, self.end_ids, decoder, constraint=constraint, prompt_watcher=prompt_watcher
         )
+
+    def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:
+        sequence = self.sequence(prompt, params, continues=continues)
+        most = sequence.max_tokens
+        notes: tuple[str, ...] = ()
+        if params.max_tokens is not None and params.max_tokens > most:
+            notes = (f"max_tokens {params.max_tokens} was cut to {most}, the room left in a context of {self.context}",)
         return Generation(self.engine, sequence, self.load_s, notes)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:

@@ -19,6 +19,7 @@ from colibri.errors import NumericalError
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 PART = 512  # tokens whose weights are summed together
 
@@ -30,16 +31,19 @@ class Sampler:
         self._params = params
         self._generator = np.random.Generator(np.random.Philox(params.seed))
 
-    def __call__(self, logits: F32, history: Sequence[int]) -> tuple[int, float]:
+    def __call__(self, logits: F32, history: Sequence[int], allowed: Mask | None = None) -> tuple[int, float]:
         """A token id, and ln of its probability in the model's own distribution. logits (vocab,), left as they are.
 
-        Raises NumericalError when a logit is a NaN or an infinity.
+        `allowed` (vocab,) says which tokens may be chosen; at least one must. Raises NumericalError when a logit is a
+        NaN or an infinity.
         """
         norm = log_sum_exp(logits)
         params = self._params
         scores = logits
         if params.repetition_penalty != 1:
             scores = penalize(logits, history, params.repetition_penalty)
+        if allowed is not None:
+            scores = np.where(allowed, scores, np.float32(-np.inf))
         token = int(scores.argmax()) if params.temperature == 0 else self._draw(scores)
         return token, float(logits[token]) - norm
 

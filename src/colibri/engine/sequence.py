@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,18 @@ from colibri.errors import ColibriError
 from colibri.text import IncrementalDecoder, StopMatcher
 
 FinishReason = Literal["stop", "length", "cancelled"]
+PromptWatcher = Callable[[int, NDArray[np.float32]], None]
+"""Called with each position of a prompt and the logits (vocab,) that follow it, in order."""
+
+
+class Constraint(Protocol):
+    """What a text must match, such as a grammar."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next (vocab,)."""
+
+    def accept(self, token: int) -> bool:
+        """Take up the token that was chosen; True when nothing but the end may follow."""
 
 
 class Sequence:
@@ -32,13 +44,19 @@ class Sequence:
         max_tokens: int,
         end_ids: Collection[int],
         decoder: IncrementalDecoder | None,
+        *,
+        constraint: Constraint | None = None,
+        prompt_watcher: PromptWatcher | None = None,
     ) -> None:
         self.ids = list(prompt)  # prompt and generated
         self.prompt_length = len(prompt)
         self.computed = 0  # tokens whose keys and values are in the cache
+        self.cached = 0  # of these, tokens that were there before it came
+        self.prompt_watcher = prompt_watcher
         self.table: NDArray[np.int32] = np.empty(0, np.int32)
         self.max_tokens = max_tokens
-        self.finish_reason: FinishReason | None = None if max_tokens else "length"
+        nothing_to_do = not max_tokens and prompt_watcher is None
+        self.finish_reason: FinishReason | None = "length" if nothing_to_do else None
         self.error: ColibriError | None = None
         self.stop_text: str | None = None  # the stop string that ended it
         self.output: deque[Token] = deque()
@@ -49,6 +67,7 @@ class Sequence:
         self._sampler = Sampler(params)
         self._end_ids = frozenset() if params.ignore_eos else frozenset(end_ids)
         self._decoder = decoder
+        self._constraint = constraint
         self._stops = StopMatcher(params.stop)
 
     @property
@@ -68,7 +87,14 @@ class Sequence:
 
     def advance(self, logits: NDArray[np.float32]) -> None:
         """Choose the next token from the logits (vocab,) of the last one and pass on what is final."""
-        token, logprob = self._sampler(logits, self.ids)
+        if not self.max_tokens:  # only its prompt was of interest
+            self._end("length")
+            return
+        allowed = None if self._constraint is None else self._constraint.allowed()
+        if allowed is not None and not allowed.any():
+            self._end("stop")
+            return
+        token, logprob = self._sampler(logits, self.ids, allowed)
         self.sampled += 1
         self.last_token_at = time.perf_counter()
         if not self.first_token_at:
@@ -79,8 +105,11 @@ class Sequence:
         self.ids.append(token)
         piece = self._decoder.feed(token) if self._decoder is not None else ""
         self._pass_on(token, piece, logprob)
+        complete = self._constraint is not None and self._constraint.accept(token)
         if self._stops.stopped is not None:
             self.stop_text = self._stops.stopped
+            self._end("stop")
+        elif complete:
             self._end("stop")
         elif len(self.ids) - self.prompt_length >= self.max_tokens:
             self._end("length")
