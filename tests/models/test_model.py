@@ -23,6 +23,7 @@ from colibri.errors import (
     NumericalError,
     UnsupportedError,
 )
+from colibri.experts.swap import export_expert
 from colibri.models.decoder import LayerTrace
 
 from .conftest import GOLDEN
@@ -291,6 +292,24 @@ def test_infer_while_the_cache_is_full(load: Load) -> None:
     next(first)
     with pytest.raises(ContextFullError, match="0 of 1 are free"):
         model.infer([5])
+
+
+def test_an_expert_is_swapped_and_taken_back_while_the_model_runs(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(TEXT / "model.gguf", path)
+    model = load(path)
+    ids = list(range(3, 40))
+    before = model.infer(ids)
+    other = tmp_path / "other.gguf"
+    export_expert(model.experts.store, 1, other)
+    model.swap_expert(0, other)
+    changed_logits = model.infer(ids)
+    assert not np.array_equal(changed_logits, before)
+    np.testing.assert_array_equal(load(path).infer(ids), changed_logits)
+    assert model.revert_expert(0)
+    np.testing.assert_array_equal(model.infer(ids), before)
+    with pytest.raises(ArgumentError, match=r"expert: found 3, expected 0\.\.2"):
+        model.swap_expert(3, other)
 
 
 # ---- step loops of others --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from colibri.errors import ArgumentError, ContextFullError, FileError
 from colibri.experts.plan import Plan
 from colibri.experts.residency import Residency
 from colibri.experts.stats import RoutingStats
+from colibri.experts.swap import revert_expert, swap_expert
 from colibri.models.decoder import Watcher
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint
@@ -228,6 +229,20 @@ class Model:
             "experts_total": sum(store.count(layer) for layer in store.moe_layers()),
             **{name: counters[name] for name in ("hits", "misses", "prefetched", "prefetch_used")},
         }
+
+    def swap_expert(self, expert: int, file: str | os.PathLike[str]) -> Path:
+        """Replace an expert in all layers while the model runs; the next step uses it. Returns where it is kept now.
+
+        Raises ArgumentError for an expert that does not exist, FileError or FormatError for a file that is not a whole
+        expert of this model; nothing has changed then.
+        """
+        self._check_open()
+        return swap_expert(self.experts.store, expert, Path(file))
+
+    def revert_expert(self, expert: int) -> bool:
+        """Take a replacement back; False when there was none."""
+        self._check_open()
+        return revert_expert(self.experts.store, expert)
 
     # ---- its end -------------------------------------------------------------------------------------------------
 
