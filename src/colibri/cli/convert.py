@@ -15,6 +15,7 @@ from colibri.errors import ArgumentError
 from colibri.text.gguf_export import tokenizer_metadata
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 from colibri.weights.convert import Options, Report, convert
+from colibri.weights.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
 from colibri.weights.quantize import MIXES
 
 
@@ -23,6 +24,7 @@ from colibri.weights.quantize import MIXES
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("-q", "--quantize", type=click.Choice(list(MIXES)), default="q4_k_m", show_default=True,
               help="Block format of the matrices; the _m mixes give more bits where they matter.")
+@click.option("--imatrix", type=click.Path(path_type=Path), help="llama.cpp's importance file, to weigh the errors by.")
 @click.option("--only-expert", type=click.IntRange(0), metavar="E",
               help="Write one expert's matrices only, to replace it in a running model.")
 @click.option("--split", type=Size(), help="Begin another file whenever one would exceed this, as 40G.")
@@ -31,8 +33,8 @@ from colibri.weights.quantize import MIXES
 @click.option("--threads", type=click.IntRange(1), help="Default: the CPUs given to this process.")
 @click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
 def command(
-    source: Path, destination: Path, quantize: str, only_expert: int | None, split: int | None, name: str | None,
-    pre_tokenizer: str | None, threads: int | None, force: bool,
+    source: Path, destination: Path, quantize: str, imatrix: Path | None, only_expert: int | None, split: int | None,
+    name: str | None, pre_tokenizer: str | None, threads: int | None, force: bool,
 ) -> None:  # fmt: skip
     """Convert SOURCE (a Hugging Face directory or a GGUF file) to the GGUF file DESTINATION.
 
@@ -42,7 +44,7 @@ def command(
         raise ArgumentError(f"{destination}: exists; give --force to replace it, or another name")
     checkpoint = open_checkpoint(source)
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
-    options = Options(quantize, tokenizer, only_expert=only_expert, split_bytes=split, threads=threads, name=name)
+    options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name)
     report = _with_bar(checkpoint, destination, options)
     click.echo(_summary(report), err=True)
 
@@ -53,6 +55,17 @@ def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
         return {} if pre is None else {**_copied(checkpoint), "tokenizer.ggml.pre": pre}
     vocab_size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
     return tokenizer_metadata(checkpoint.path, checkpoint.architecture, vocab_size, _note, pre=pre)
+
+
+def _importance(path: Path | None) -> ImportanceMatrix | None:
+    if path is None:
+        return None
+    importance = read_imatrix(path)
+    rare = importance.rarely_seen()
+    if rare:
+        more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+        _note(f"{path}: saw fewer than {FEW_TOKENS} tokens in {', '.join(rare[:3])}{more}; their weights are a guess")
+    return importance
 
 
 def _copied(checkpoint: Checkpoint) -> dict[str, object]:

@@ -33,6 +33,7 @@ from colibri.weights.conversion_plan import CHECKSUMS, Output, output_metadata, 
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import GGUFWriter
+from colibri.weights.imatrix import ImportanceMatrix
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import mix as find_mix
 from colibri.weights.quantize import quantize_rows
@@ -42,6 +43,7 @@ CHUNK_VALUES: Final = 1 << 21  # 8 MB as float32: enough for a read, little besi
 _READ_BACK: Final = 8 << 20
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
 
@@ -49,13 +51,13 @@ Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 class Options:
     """How to convert.
 
-    tokenizer: metadata that replaces the source's `tokenizer.*`. importance: by tensor, weights of the columns'
-    squared errors, (k,) or (experts, k). split_bytes: begin another file when one would exceed this.
+    tokenizer: metadata that replaces the source's `tokenizer.*`. importance: weights of the columns' squared errors.
+    split_bytes: begin another file when one would exceed this.
     """
 
     quantization: str
     tokenizer: Mapping[str, object] = field(default_factory=dict)
-    importance: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    importance: ImportanceMatrix | None = None
     only_expert: int | None = None
     split_bytes: int | None = None
     threads: int | None = None
@@ -82,7 +84,8 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     if options.name is not None:
         metadata["general.name"] = options.name
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
-    journal = Journal(destination, _fingerprint(checkpoint, writer, options))
+    importance = options.importance.for_outputs(outputs) if options.importance else {}
+    journal = Journal(destination, _fingerprint(checkpoint, writer, importance))
     with journal.locked() as checksums:
         _check_space(destination, writer)
         with writer, FileReader() as reader:
@@ -92,7 +95,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
             total = sum(spec.nbytes for spec in specs)
             with ThreadPoolExecutor(options.threads or ops.threads(), thread_name_prefix="convert") as pool:
                 for output in outputs[resumed:]:
-                    pieces = _Pieces(output, reader, options.importance.get(output.spec.name), pool)
+                    pieces = _Pieces(output, reader, importance.get(output.spec.name), pool)
                     writer.write(output.spec.name, _counted(pieces, progress, done, total))
                     done += output.spec.nbytes
                     writer.sync()
@@ -115,7 +118,7 @@ class _Pieces:
     """The bytes of one output tensor in order, computed by a few threads just ahead of the one that writes."""
 
     def __init__(
-        self, output: Output, reader: FileReader, importance: npt.NDArray[np.float32] | None, pool: ThreadPoolExecutor
+        self, output: Output, reader: FileReader, importance: Floats | None, pool: ThreadPoolExecutor
     ) -> None:
         self._output, self._reader, self._importance, self._pool = output, reader, importance, pool
         self.checksums: list[int] = []
@@ -174,7 +177,7 @@ def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def as_float32(raw: Bytes, type_name: str, k: int) -> npt.NDArray[np.float32]:
+def as_float32(raw: Bytes, type_name: str, k: int) -> Floats:
     """Rows of any block format as float32 (rows, k)."""
     if type_name in ("F32", "F16", "BF16"):
         return to_float32(raw.reshape(-1), type_name).reshape(-1, k)
@@ -242,10 +245,10 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def _fingerprint(checkpoint: Checkpoint, writer: GGUFWriter, options: Options) -> str:
+def _fingerprint(checkpoint: Checkpoint, writer: GGUFWriter, importance: Mapping[str, Floats]) -> str:
     digest = hashlib.sha256(writer.headers)
     digest.update(checkpoint.fingerprint().encode())
-    for name, weights in sorted(options.importance.items()):
+    for name, weights in sorted(importance.items()):
         digest.update(name.encode() + weights.tobytes())
     return digest.hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from colibri.weights import convert as conversion
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.conversion_plan import CHECKSUMS, plan_outputs
 from colibri.weights.convert import Options, convert
-from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
+from colibri.weights.imatrix import read_imatrix
 from colibri.weights.quantize import MIXES, Context, mix, more_bits, tensor_type
 
 
@@ -273,17 +275,52 @@ def test_mixes_give_more_bits_where_they_say() -> None:
 
 
 def test_importance_reaches_the_quantiser(tmp_path: Path) -> None:
-    source = write_directory(tmp_path / "hf", "qwen3_moe")
+    source, name = write_directory(tmp_path / "hf", "qwen3_moe"), "blk.0.ffn_gate_exps.weight"
     run(source, tmp_path / "plain.gguf", "q4_0")
-    weights = np.ones((EXPERTS, 64), np.float32)
-    weights[3, :8] = 1000
-    run(source, tmp_path / "weighted.gguf", "q4_0", importance={"blk.0.ffn_gate_exps.weight": weights})
+    sums, counts = np.ones((EXPERTS, 64), np.float32), np.array([50, 0, 9, 100], np.float32)
+    sums[3, :8] = 1000
+    specs = [TensorSpec(f"{name}.in_sum2", "F32", sums.shape), TensorSpec(f"{name}.counts", "F32", (EXPERTS, 1))]
+    with GGUFWriter(tmp_path / "imatrix.gguf", {"general.type": "imatrix"}, specs) as writer:
+        writer.write(specs[0].name, [sums])
+        writer.write(specs[1].name, [counts])
+    importance = read_imatrix(tmp_path / "imatrix.gguf")
+    assert importance.rarely_seen() == [f"{name}[1]", f"{name}[2]"]
+    run(source, tmp_path / "weighted.gguf", "q4_0", importance=importance)
     plain, weighted = read_all(tmp_path / "plain.gguf"), read_all(tmp_path / "weighted.gguf")
     original = source_values("qwen3_moe")["model.layers.0.mlp.experts.3.gate_proj.weight"]
-    name = "blk.0.ffn_gate_exps.weight"
-    np.testing.assert_array_equal(plain[name][0], weighted[name][0])
+    np.testing.assert_array_equal(plain[name][1], weighted[name][1])
     miss = [np.square(tensors[name][3] - original)[:, :8].sum() for tensors in (plain, weighted)]
     assert miss[1] < 0.8 * miss[0]
+
+
+def dat(name: bytes, calls: int, values: np.ndarray[Any, Any]) -> bytes:
+    """One entry of the older importance format."""
+    return struct.pack(f"<i{len(name)}sii", len(name), name, calls, values.size) + values.astype("<f4").tobytes()
+
+
+def test_the_older_importance_format(tmp_path: Path) -> None:
+    sums = np.arange(EXPERTS * 64, dtype=np.float32)
+    entries = dat(b"blk.0.ffn_gate_exps.weight", 7, sums) + dat(b"blk.0.attn_q.weight", 7, sums[:64])
+    (tmp_path / "i.dat").write_bytes(struct.pack("<i", 2) + entries)
+    importance = read_imatrix(tmp_path / "i.dat")
+    outputs = plan_outputs(open_checkpoint(write_directory(tmp_path / "hf", "olmoe")), mix("q8_0"))
+    chosen = importance.for_outputs(outputs)
+    assert {name: weights.shape for name, weights in chosen.items()} == {
+        "blk.0.ffn_gate_exps.weight": (EXPERTS, 64), "blk.0.attn_q.weight": (64,),
+    }  # fmt: skip
+    (tmp_path / "other.dat").write_bytes(struct.pack("<i", 1) + dat(b"blk.0.attn_q.weight", 7, sums[:32]))
+    with pytest.raises(FormatError, match="another model"):
+        read_imatrix(tmp_path / "other.dat").for_outputs(outputs)
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\1", struct.pack("<i", -1), struct.pack("<i", 5), struct.pack("<i", 0), struct.pack("<iii", 1, 1 << 30, 5),
+    struct.pack("<i", 1) + dat(b"a", 1, np.ones(3))[:-2], struct.pack("<i", 1) + dat(b"a", 1, np.array([np.nan])),
+])  # fmt: skip
+def test_damaged_importances(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "i.dat").write_bytes(data)
+    with pytest.raises(FormatError, match=r"i\.dat"):
+        read_imatrix(tmp_path / "i.dat")
 
 
 def test_formats_match_the_references(tmp_path: Path) -> None:
