@@ -16,6 +16,7 @@ COMMANDS = {
     "inspect": "Show what a checkpoint holds: architecture, experts, bytes, tokenizer.",
     "convert": "Write any checkpoint as one GGUF file, quantised.",
     "verify": "Check every block and checksum of a model.",
+    "perplexity": "Measure how well a model predicts a text.",
 }
 
 EXIT_ERROR = 1

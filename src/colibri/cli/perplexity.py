@@ -1,0 +1,55 @@
+"""`colibri perplexity`: how well a model predicts a text, in llama.cpp's windows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+import colibri
+from colibri.cli.options import load_options
+from colibri.cli.output import print_json
+from colibri.cli.progress import Progress
+from colibri.config import Precision
+from colibri.engine.perplexity import WINDOW, perplexity
+from colibri.errors import FileError
+
+
+@click.command("perplexity")
+@load_options
+@click.option("-f", "--file", type=click.Path(path_type=Path), required=True, help="The text, UTF-8.")
+@click.option("--window", type=click.IntRange(4), default=WINDOW, show_default=True, help="Tokens of a window.")
+@click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line.")
+def command(
+    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
+    file: Path, window: int, windows: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure the perplexity of a text; the second half of every window of tokens counts."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{file}: is not UTF-8 text: {error}") from error
+    state = ["loading"]
+    with Progress(lambda: state[0]):
+        loaded = colibri.load(model, ram=ram, threads=threads, context=context or window, precision=precision)
+        with loaded:
+            ids = loaded.tokenizer.encode(text)
+            start = time.monotonic()
+
+            def show(done: int, count: int, value: float) -> None:
+                left = (time.monotonic() - start) / done * (count - done)
+                state[0] = f"window {done} of {count}, perplexity {value:.4f}, {left:.0f} s left"
+
+            result = perplexity(loaded, ids, window, windows, show)
+    if as_json:
+        print_json({
+            "model": str(loaded.checkpoint.path), "file": str(file), "perplexity": result.value,
+            "error": result.error, "tokens": result.tokens, "windows": result.windows, "window": window,
+        })  # fmt: skip
+    else:
+        counted = f"{result.tokens} tokens, {result.windows} windows"
+        click.echo(f"perplexity {result.value:.4f} +- {result.error:.4f} ({counted})")
