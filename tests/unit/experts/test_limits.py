@@ -22,7 +22,7 @@ def limit(residency: Residency, slots: int) -> None:
 
 def live(residency: Residency) -> list[int]:
     """Slots in use of each layout."""
-    return [pool.live for pool in residency.pools.values()]
+    return list(residency.live_slots.values())
 
 
 def test_lowering_gives_up_what_is_not_leased(make_residency: Make) -> None:
@@ -76,7 +76,7 @@ class Watch:
 
     def __init__(self, residency: Residency) -> None:
         self.failures: list[str] = []
-        for pool in residency.pools.values():
+        for pool in residency._here.pools.values():
             take = pool.take
 
             def watched(pool: object = pool, take: Callable[[], object] = take) -> object:
