@@ -151,9 +151,10 @@ def _roles(vocabulary: Vocabulary, roles: SpecialIds) -> dict[str, object]:
         "tokenizer.ggml.add_eos_token": roles.add_eos or (bool(starts) and starts[-1] == roles.eos and len(starts) > 1),
     }
     control = {piece: token for token in vocabulary.special if (piece := vocabulary.pieces[token]) is not None}
-    turns = sorted(end_ids(control, roles.ends) - {roles.eos})
-    if turns:
-        keys["tokenizer.ggml.eot_token_id"] = turns[0]
+    by_name = end_ids(control, ())
+    ends = sorted(end_ids(control, roles.ends) - {roles.eos}, key=lambda token: (token in by_name, token))
+    # GGUF has room for two more; ends that a reader knows by their names come last
+    keys |= dict(zip(("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"), ends, strict=False))
     return {key: value for key, value in keys.items() if value is not None}
 
 
