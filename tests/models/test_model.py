@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -359,6 +363,28 @@ def test_the_logits_of_a_prompt_can_be_watched(load: Load) -> None:
     assert sequence.finish_reason == "length"
     assert [position for position, _ in seen] == list(range(50))
     np.testing.assert_array_equal(np.array([row for _, row in seen]), model.infer(ids))
+
+
+def test_a_model_lives_as_long_as_its_generations() -> None:
+    generation = colibri.load(IDS_ONLY).generate([5], ENDLESS)
+    gc.collect()
+    assert len(list(generation)) == 20
+
+
+def test_a_dropped_model_is_closed() -> None:
+    model = colibri.load(IDS_ONLY)
+    model.infer([5])
+    engine = weakref.ref(model.engine)
+    del model
+    gc.collect()
+    assert engine() is None
+
+
+def test_no_complaints_at_the_end_of_a_program() -> None:
+    """A script that leaves its model open to the end, as most do."""
+    script = f"import colibri; model = colibri.load({str(IDS_ONLY)!r}); model.infer([5]); next(model.generate([5]))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout + result.stderr == ""
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------

@@ -17,8 +17,11 @@ class Generation(Iterator[Token]):
     prompt_ids: what was prefilled. notes: what a user should know, such as a max_tokens that was cut to the context.
     """
 
-    def __init__(self, engine: Engine, sequence: Sequence, load_s: float, notes: tuple[str, ...]) -> None:
+    def __init__(
+        self, engine: Engine, sequence: Sequence, load_s: float, notes: tuple[str, ...], owner: object
+    ) -> None:
         self._engine = engine
+        self._owner = owner  # a model that is dropped while it generates must not close
         self._sequence = sequence
         self._load_s = load_s
         self.notes = notes

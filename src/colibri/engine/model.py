@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +44,16 @@ def model_path(path: Path | None) -> Path:
     return DEMO
 
 
+_open: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Reader threads must end before the interpreter does."""
+    for model in list(_open):
+        model.close()
+
+
 class Model:
     """A model ready to run; made by `colibri.load`, to be closed or used in a with statement.
 
@@ -63,6 +75,7 @@ class Model:
         self.load_s = load_s
         self._tokenizer = tokenizer
         self._closed = False
+        _open.add(self)
 
     @property
     def routing(self) -> RoutingStats:
@@ -148,7 +161,7 @@ class Model:
         notes: tuple[str, ...] = ()
         if params.max_tokens is not None and params.max_tokens > most:
             notes = (f"max_tokens {params.max_tokens} was cut to {most}, the room left in a context of {self.context}",)
-        return Generation(self.engine, sequence, self.load_s, notes)
+        return Generation(self.engine, sequence, self.load_s, notes, self)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         size = self.config.vocab_size
@@ -252,6 +265,10 @@ class Model:
             self._closed = True
             self.engine.close()
             self.experts.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
 
     def __enter__(self) -> Model:
         return self
