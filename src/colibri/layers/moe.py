@@ -6,6 +6,7 @@ from colibri import ops
 from colibri.config import ModelConfig
 from colibri.experts.residency import Residency
 from colibri.layers.linear import DenseWeights
+from colibri.layers.look_ahead import LookAhead
 from colibri.layers.router import Router
 from colibri.layers.workspace import Rows
 
@@ -17,17 +18,23 @@ class MixtureOfExperts:
         self, weights: DenseWeights, config: ModelConfig, layer: int, experts: Residency, exact: bool
     ) -> None:
         self._layer = layer
-        self._route = Router(weights, config, layer)
+        self.route = Router(weights, config, layer)
+        self.look_ahead: LookAhead | None = None  # of the next layer
         self._experts = experts
         self._activation = config.activation
         self._exact = exact
 
     def __call__(self, rows: Rows) -> None:
         """Add the experts' answer to rows.normed to rows.hidden."""
-        self._route(rows)
+        self.route(rows)
+        look_ahead = self.look_ahead
+        if look_ahead is not None:
+            look_ahead(rows)  # a guess, to be read while this layer's experts are computed
         for table, only in self._experts.handles(self._layer, rows.chosen):
             ops.moe(rows.slots, rows.normed, table, rows.chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
+        if look_ahead is not None:
+            look_ahead(rows)  # a better one, to be read during the attention
 
 
 class DenseFeedForward:

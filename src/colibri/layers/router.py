@@ -25,8 +25,12 @@ class Router:
 
     def __call__(self, rows: Rows) -> None:
         """rows.normed -> rows.chosen (n, k) and rows.weights (n, k)."""
-        ops.matmul((rows.router_logits,), rows.normed, self._weight, True)  # a choice between experts is worth float32
+        self.choose(rows.normed, rows.router_logits, rows.chosen, rows.weights)
+
+    def choose(self, normed: ops.Tensor, logits: ops.Tensor, chosen: ops.Tensor, weights: ops.Tensor) -> None:
+        """normed (n, hidden) -> logits (n, experts), chosen (n, k) and weights (n, k)."""
+        ops.matmul((logits,), normed, self._weight, True)  # a choice between experts is worth float32
         if not ops.router(
-            rows.chosen, rows.weights, rows.router_logits, self._score, self._renormalize, self._correction, self._scale
+            chosen, weights, logits, self._score, self._renormalize, self._correction, self._scale
         ):
             raise NumericalError(f"{self._name}: a router logit is a NaN or an infinity; the weights are damaged")

@@ -5,6 +5,7 @@ An architecture's file gives the configuration; every rule in which architecture
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from colibri.errors import FormatError
 from colibri.experts.residency import Residency
 from colibri.layers.attention import Attention
 from colibri.layers.linear import DenseWeights
+from colibri.layers.look_ahead import LookAhead
 from colibri.layers.moe import DenseFeedForward, MixtureOfExperts
 from colibri.layers.norm import Norm
 from colibri.layers.rope import rope_tables
@@ -48,7 +50,7 @@ class Block:
         self, attention_norm: Norm, attention: Attention, ffn_norm: Norm, ffn: MixtureOfExperts | DenseFeedForward
     ) -> None:
         self._attention_norm, self._attention = attention_norm, attention
-        self._ffn_norm, self._ffn = ffn_norm, ffn
+        self.ffn_norm, self.ffn = ffn_norm, ffn
         self.routed = isinstance(ffn, MixtureOfExperts)
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
@@ -63,8 +65,8 @@ class Block:
 
     def feed_forward(self, rows: Rows) -> None:
         """The second half: experts, or a dense network."""
-        self._ffn_norm(rows.normed, rows.hidden)
-        self._ffn(rows)
+        self.ffn_norm(rows.normed, rows.hidden)
+        self.ffn(rows)
 
 
 class Decoder:
@@ -82,6 +84,10 @@ class Decoder:
         self._embedding = weights.matrix("token_embd.weight", vocabulary, hidden)
         rope = rope_tables(config.rope, context, _frequency_factors(weights, config))
         self._blocks = [self._block(weights, layer, rope, experts) for layer in range(config.layers)]
+        for layer, (block, following) in enumerate(itertools.pairwise(self._blocks)):
+            if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
+                route = following.ffn.route
+                block.ffn.look_ahead = LookAhead(config, layer + 1, following.ffn_norm, route, experts)
         self._norm = Norm("output_norm.weight", weights.vector("output_norm.weight", hidden), config.norm_eps)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
