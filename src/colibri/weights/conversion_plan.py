@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
@@ -16,6 +17,8 @@ from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
 from colibri.weights.quantize import Context, Mix, tensor_type
+from colibri.weights.rope_factors import NAME as ROPE_TABLE
+from colibri.weights.rope_factors import rope_factors, without_scaling
 from colibri.weights.tensor_info import TensorInfo
 
 CHECKSUMS: Final = "colibri.checksums"
@@ -28,13 +31,27 @@ _DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|spli
 _ORDER = ("token_embd", "output_norm", "output", "attn_norm", "attn", "ffn_norm", "ffn_gate_inp", "exp_probs_b", "")
 
 
+# llama.cpp asks these for an output matrix even where it is the embedding.
+_NEVER_TIED = frozenset({"olmoe"})
+
+
 @dataclass(frozen=True)
 class Output:
-    """One tensor to write; `parts` are the experts of a merged tensor in order, or the one source of any other."""
+    """One tensor to write; `parts` are the experts of a merged tensor in order, or the one source of any other.
+
+    head_rows: rows of a head that are reordered from half-split to adjacent pairs; 0: written as they are.
+    values: what to write where no source holds it.
+    """
 
     spec: TensorSpec
     parts: tuple[TensorInfo, ...]
-    head_rows: int  # rows of a head that are reordered from half-split to adjacent pairs; 0: written as they are
+    head_rows: int = 0
+    values: npt.NDArray[np.float32] | None = None
+
+    @property
+    def checksums(self) -> int:
+        """Ranges with a checksum of their own: one for each expert."""
+        return len(self.parts) or 1
 
 
 def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = None) -> list[Output]:
@@ -45,11 +62,16 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     experts = checkpoint.metadata.integer(checkpoint.key("expert_count"))
     context = Context(checkpoint.layers, experts, tied="output.weight" not in checkpoint.tensors)
     gathered = _gather(checkpoint, experts)
+    if context.tied and checkpoint.architecture in _NEVER_TIED:
+        gathered["output.weight"] = gathered["token_embd.weight"]
     if only_expert is not None:
         if not 0 <= only_expert < experts:
             raise ArgumentError(f"{checkpoint.path}: there is no expert {only_expert}; experts are 0 to {experts - 1}")
         gathered = dict(_one_expert(gathered, only_expert))
     outputs = []
+    factors = rope_factors(checkpoint) if only_expert is None else None
+    if factors is not None:
+        outputs.append(Output(TensorSpec(ROPE_TABLE, "F32", factors.shape), (), values=factors))
     for name in sorted(gathered, key=_place):
         parts = gathered[name]
         shape = (len(parts), *parts[0].shape) if is_merged_experts(name) else parts[0].shape
@@ -134,6 +156,8 @@ def output_metadata(
 ) -> dict[str, object]:
     """The source's metadata, the tokenizer's where it is given, the file's type and room for the checksums."""
     kept = {key: value for key, value in _typed(checkpoint).items() if not _DROPPED.fullmatch(key)}
+    if rope_factors(checkpoint) is not None:
+        kept = without_scaling(kept)
     if tokenizer:
         kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}
     if only_expert is not None:

@@ -29,7 +29,7 @@ from colibri.errors import FileError, FormatError
 from colibri.ops import reference
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.conversion_plan import CHECKSUMS, Output, output_metadata, plan_outputs
+from colibri.weights.conversion_plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import GGUFWriter
@@ -79,7 +79,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     mix = find_mix(options.quantization)
     outputs = plan_outputs(checkpoint, mix, options.only_expert)
     specs = [output.spec for output in outputs]
-    checksum_count = sum(len(output.parts) for output in outputs)
+    checksum_count = sum(output.checksums for output in outputs)
     metadata = output_metadata(checkpoint, mix, options.tokenizer, checksum_count, options.only_expert)
     if options.name is not None:
         metadata["general.name"] = options.name
@@ -124,6 +124,11 @@ class _Pieces:
         self.checksums: list[int] = []
 
     def __iter__(self) -> Iterator[Bytes]:
+        if self._output.values is not None:
+            constant = self._output.values.view(np.uint8)
+            self.checksums.append(zlib.crc32(constant.data))
+            yield constant
+            return
         ahead: deque[tuple[int, Future[Bytes]]] = deque()
         jobs = self._jobs()
         try:
@@ -272,8 +277,8 @@ def _read_back(files: Sequence[Path], *, specs_of: Sequence[Output], checksums: 
     with FileReader() as reader:
         for output in specs_of:
             info = tensors[output.spec.name]
-            whole = len(output.parts) == 1 and info.shape == output.parts[0].shape
-            for part in [info] if whole else [info.expert(number) for number in range(len(output.parts))]:
+            merged = is_merged_experts(info.name)
+            for part in [info.expert(number) for number in range(output.checksums)] if merged else [info]:
                 if checksum(part, reader) != next(expected):
                     raise FormatError(f"{part.file}: {part.name} reads back as other bytes than were written")
 

@@ -329,3 +329,26 @@ def test_formats_match_the_references(tmp_path: Path) -> None:
     codes = {tensor.name: int(tensor.tensor_type) for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     assert codes["blk.0.ffn_gate_exps.weight"] == reference.FORMATS["MXFP4"].code
     assert codes["blk.0.attn_q.weight"] == reference.FORMATS["Q8_0"].code
+
+
+def test_an_output_matrix_where_llama_cpp_wants_one(tmp_path: Path) -> None:
+    run(write_directory(tmp_path / "hf", "olmoe", tie_word_embeddings=True), tmp_path / "m.gguf", "q8_0")
+    written = read_all(tmp_path / "m.gguf")
+    np.testing.assert_array_equal(written["output.weight"], written["token_embd.weight"])
+
+
+def test_llama3_scaling_becomes_a_table(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}  # fmt: skip
+    run(write_directory(tmp_path / "hf", "mixtral", rope_scaling=scaling), tmp_path / "m.gguf")
+    frequencies = 5000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    factors = []
+    for frequency in frequencies:  # as transformers has it, by wavelengths
+        wavelength = 2 * np.pi / frequency
+        smooth = (64 / wavelength - 1) / (4 - 1)
+        middle = 1 / ((1 - smooth) / 8 + smooth)
+        factors.append(1.0 if wavelength < 64 / 4 else 8.0 if wavelength > 64 else middle)
+    np.testing.assert_allclose(read_all(tmp_path / "m.gguf")["rope_freqs.weight"], factors, rtol=1e-5)
+    assert not any("scaling" in key for key in open_checkpoint(tmp_path / "m.gguf").metadata)
+    run(tmp_path / "m.gguf", tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
