@@ -157,7 +157,9 @@ def test_same_bits_for_every_batch_thread_count_and_instruction_set(
         for threads in (1, 2, 3, 7):
             _native.use_isa(isa)
             ops.set_threads(threads)
-            for name, out in variants(case, window, sinks) if isa != "portable" else [("", case.run(case.all_rows(), window, sinks))]:
+            for name, out in (
+                variants(case, window, sinks) if isa != "portable" else [("", case.run(case.all_rows(), window, sinks))]
+            ):
                 assert out.tobytes() == first.tobytes(), (isa, threads, name)
 
 
@@ -172,7 +174,9 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="keys"):
         ops.attention(out, q, case.values, case.values, batch, 1.0)
     with pytest.raises(ValueError, match="block 5"):
-        ops.attention(out, q, case.keys, case.values, ops.Batch(*np.zeros((2, 1), np.int32), [np.array([5], np.int32)]), 1.0)
+        ops.attention(
+            out, q, case.keys, case.values, ops.Batch(*np.zeros((2, 1), np.int32), [np.array([5], np.int32)]), 1.0
+        )
     with pytest.raises(ValueError, match="positions: found 256"):
         case.batch([(0, 256)])
     with pytest.raises(ValueError, match="sequence: found 1"):

@@ -26,7 +26,9 @@ def _restore() -> Iterator[None]:
     ops.set_threads(threads)
 
 
-def route(logits: F32, k: int, score: str, renormalize: bool, bias: F32 | None = None, scale: float = 1.0) -> tuple[I32, F32]:
+def route(
+    logits: F32, k: int, score: str, renormalize: bool, bias: F32 | None = None, scale: float = 1.0
+) -> tuple[I32, F32]:
     ids, weights = ops.tensor("I32", (len(logits), k)), ops.tensor("F32", (len(logits), k))
     assert ops.router(ids, weights, filled(logits), score, renormalize, None if bias is None else filled(bias), scale)
     return np.array(ids.numpy()), np.array(weights.numpy())

@@ -62,7 +62,9 @@ def test_norm_of_heads_and_in_place() -> None:
     x, weight = normal(3, 4 * 24), normal(24, seed=1)
     heads = to_tensor(x).reshape(3, 4, 24)
     assert ops.norm(heads, heads, to_tensor(weight), 1e-6)
-    np.testing.assert_allclose(heads.numpy(), reference.rms_norm(x.reshape(3, 4, 24), weight, 1e-6), rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        heads.numpy(), reference.rms_norm(x.reshape(3, 4, 24), weight, 1e-6), rtol=2e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
