@@ -254,6 +254,11 @@ class Residency:
         """Experts that a part uses or a step waits for."""
         return len(self._here.leases)
 
+    @property
+    def reading(self) -> int:
+        """Experts that are being read."""
+        return len(self._loading)
+
     def resident_ids(self, layer: int) -> list[int]:
         """The experts of one layer that are in slots."""
         return [number for number, key in enumerate(self._layer_keys[layer]) if self._here.present[key]]
