@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from demo_bigram import bigram_counts, fit_embeddings
 from demo_data import DOMAINS, SEPARATOR
 from demo_model import DemoModel, Shape, balance_loss, expert_shares, save_directory
 from demo_muon import Muon
@@ -109,7 +110,7 @@ def load_tokens(tokenizer: Tokenizer, data: Path, half: str) -> dict[str, Tokens
 
 def sequence_length(step: int, progress: float) -> int:
     """Short sequences first; later every sixteenth step uses the whole context."""
-    if progress < 0.4:
+    if progress < 0.6:
         return 256
     return 2048 if step % 16 == 15 else 512
 
@@ -129,8 +130,8 @@ def sample_batch(
 
 
 def rate_factor(progress: float) -> float:
-    """Trapezoid: warm up over 1%, hold, then fall to zero over the last half."""
-    return min(1.0, (progress + 1e-3) / 0.01, max(0.0, (1 - progress) / 0.5))
+    """Trapezoid: warm up over 1%, hold, then fall to zero over the last 40%."""
+    return min(1.0, (progress + 1e-3) / 0.01, max(0.0, (1 - progress) / 0.4))
 
 
 @dataclass
@@ -183,7 +184,7 @@ def new_run() -> Run:
     routers = [p for n, p in named if n.endswith("gate.weight")]
     tables = [p for n, p in named if n.startswith(("embed_tokens", "lm_head"))]
     norms = [p for _, p in named if p.dim() == 1]
-    groups = [{"params": p, "lr": lr} for p, lr in ((routers, 2e-3), (tables, 5e-3), (norms, 2e-3))]
+    groups = [{"params": p, "lr": lr} for p, lr in ((routers, 2e-3), (tables, 3e-3), (norms, 2e-3))]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
     muons = [Muon(matrices[part::4], lr=0.02) for part in range(4)]
     return Run(model, [*muons, adam], time.time())
@@ -250,16 +251,15 @@ def checkpoint(run: Run, tokenizer: Tokenizer, out: Path, heldout: dict[str, Tok
 
 
 def train(
-    run: Run, tokenizer: Tokenizer, data: Path, out: Path, minutes: float, threads: int
+    run: Run, tokenizer: Tokenizer, tokens: dict[str, Tokens], arguments: argparse.Namespace
 ) -> None:
     """Train until the budget is spent."""
-    tokens = load_tokens(tokenizer, data, "train")
-    heldout = load_tokens(tokenizer, data, "heldout")
-    print({domain: len(ids) for domain, ids in tokens.items()}, flush=True)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    heldout = load_tokens(tokenizer, arguments.data, "heldout")
+    checkpoint(run, tokenizer, arguments.out, heldout)
+    pool = ThreadPoolExecutor(arguments.threads, initializer=torch.set_num_threads, initargs=(1,))
     generator = np.random.default_rng(run.step)
     saved = time.time()
-    while (progress := (time.time() - run.started) / (60 * minutes)) < 1:
+    while (progress := (time.time() - run.started) / (60 * arguments.minutes)) < 1:
         begun = time.time()
         run.set_rates(rate_factor(progress))
         length = sequence_length(run.step, progress)
@@ -273,9 +273,9 @@ def train(
             flush=True,
         )
         if time.time() - saved > CHECKPOINT_SECONDS:
-            checkpoint(run, tokenizer, out, heldout)
+            checkpoint(run, tokenizer, arguments.out, heldout)
             saved = time.time()
-    checkpoint(run, tokenizer, out, heldout)
+    checkpoint(run, tokenizer, arguments.out, heldout)
     print("finished", flush=True)
 
 
@@ -295,9 +295,13 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(path))
     run = new_run()
     latest = arguments.out / "ckpt" / "latest.pt"
+    tokens = load_tokens(tokenizer, arguments.data, "train")
     if latest.exists():
         run.resume(latest)
-    train(run, tokenizer, arguments.data, arguments.out, arguments.minutes, arguments.threads)
+    else:
+        loss = fit_embeddings(run.model, bigram_counts(tokens, SHARES))
+        print(f"bigram embeddings fitted, loss {loss:.4f}", flush=True)
+    train(run, tokenizer, tokens, arguments)
 
 
 if __name__ == "__main__":
