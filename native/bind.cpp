@@ -619,10 +619,48 @@ void bind_machine(nb::module_ &m) {
     m.def("block_types", &block_types);
 }
 
+/* ---- the machine's limits ---- */
+
+constexpr int MAX_RATES = 4096;
+
+nb::tuple rates_of(const std::vector<double> &rates, int count) {
+    nb::list list;
+    for (int i = 0; i < count; i++) list.append(rates[size_t(i)]);
+    return nb::tuple(list);
+}
+
+nb::tuple measure_read(size_t bytes, double seconds) {
+    if (bytes < 1 << 20 || bytes > size_t(1) << 40) wrong("bytes", std::to_string(bytes), "1 MiB to 1 TiB");
+    const auto mapping = map_bytes(bytes);
+    std::vector<double> rates(MAX_RATES);
+    int count;
+    {
+        nb::gil_scoped_release unlocked;
+        count = region_measure_read(mapping->data, bytes >> 20 << 20, seconds, rates.data(), MAX_RATES);
+    }
+    return rates_of(rates, count);
+}
+
+nb::tuple measure_dot(double seconds) {
+    std::vector<double> rates(MAX_RATES);
+    int count;
+    {
+        nb::gil_scoped_release unlocked;
+        count = region_measure_dot(seconds, rates.data(), MAX_RATES);
+    }
+    return rates_of(rates, count);
+}
+
+void bind_limits(nb::module_ &m) {
+    m.def("measure_read", &measure_read, "bytes"_a, "seconds"_a);
+    m.def("measure_dot", &measure_dot, "seconds"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     bind_machine(m);
+    bind_limits(m);
     bind_tensor(m);
     bind_weights(m);
     bind_quantizers(m);

@@ -100,6 +100,10 @@ struct kernels {
     void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,
                             int dim);
     void (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);
+    /* the processor's limits, for measuring: see ops/limits.c */
+    int32_t (*read_all)(const void *data, size_t bytes);                         /* bytes a multiple of 512 */
+    int32_t (*dot_rounds)(int rounds);
+    int dot_round_products;                                                      /* multiplications in a round */
 };
 extern const struct kernels *kernels; /* the chosen table */
 #endif

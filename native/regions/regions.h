@@ -3,6 +3,7 @@
 #ifndef COLIBRI_REGIONS_H
 #define COLIBRI_REGIONS_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct routing; /* kernels.h */
@@ -48,6 +49,10 @@ void region_rope(float *x, int heads, int head_dim, const float *cosine, const f
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps);
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
+/* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on
+ * registers, pass by pass with all threads for about `seconds`. Return the number of rates, 1 to `most`. */
+int region_measure_read(void *data, size_t bytes, double seconds, double *rates, int most);
+int region_measure_dot(double seconds, double *rates, int most);
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);
 
 #ifdef __cplusplus

@@ -1,0 +1,40 @@
+/* What a processor can do at most, for `colibri bench`: bytes read, and integer dot products on registers. */
+#include "kernels.h"
+#include "vec/vec.h"
+
+enum { STEP = 512 };
+
+/* Reads all of it; bytes is a multiple of STEP. The result keeps the loads from being left out. */
+static int32_t read_all(const void *data, size_t bytes) {
+    const uint8_t *p = data, *end = p + bytes;
+    vb a = vb_load(p), b = a;
+    for (; p < end; p += STEP)
+        VEC_UNROLL for (int i = 0; i < STEP; i += 128) {
+            __builtin_prefetch(p + i + 2048);
+            __builtin_prefetch(p + i + 2112);
+            a = vb_or(a, vb_load(p + i));
+            b = vb_or(b, vb_load(p + i + 64));
+        }
+    return vi_sum(vi_from_vb(vb_or(a, b)));
+}
+
+/* `rounds` times VEC_ACCUMULATORS dot products of 64 pairs of bytes, of registers with cached lines. */
+static int32_t dot_rounds(int rounds) {
+    static const uint8_t lines[64 + 4 * VEC_ACCUMULATORS] = {1, 2, 3};
+    const uint8_t *bytes = lines;
+    vi sums[VEC_ACCUMULATORS];
+    VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_zero();
+    for (int round = 0; round < rounds; round++) {
+        __asm__ volatile("" : "+r"(bytes)); /* hides what the bytes are, and that every round adds the same */
+        const vb w = vb_load(bytes);
+        VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_dot(sums[i], w, (const int8_t *)bytes + 64 + 4 * i);
+    }
+    VEC_UNROLL for (int i = 1; i < VEC_ACCUMULATORS; i++) sums[0] = vi_add(sums[0], sums[i]);
+    return vi_sum(sums[0]);
+}
+
+void COLIBRI_FN(fill_limits)(struct kernels *k) {
+    k->read_all = read_all;
+    k->dot_rounds = dot_rounds;
+    k->dot_round_products = 64 * VEC_ACCUMULATORS;
+}

@@ -1,0 +1,67 @@
+/* The machine's limits, measured with all threads of the pool. */
+#include <string.h>
+#include <time.h>
+
+#include "kernels.h"
+#include "pool.h"
+#include "regions.h"
+
+enum { PART = 1 << 20, ROUNDS = 1 << 20 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct read_job { const uint8_t *data; int parts; atomic_int next, sum; };
+
+static void read_parts(void *context, int thread, int threads) {
+    (void)thread, (void)threads;
+    struct read_job *job = context;
+    for (int part; (part = pool_next(&job->next)) < job->parts;)
+        atomic_fetch_add(&job->sum, kernels->read_all(job->data + (size_t)part * PART, PART));
+}
+
+/* Every thread makes its pages, where first touch places them. */
+static void fill_parts(void *context, int thread, int threads) {
+    struct read_job *job = context;
+    const size_t first = (size_t)job->parts * (size_t)thread / (size_t)threads;
+    const size_t last = (size_t)job->parts * (size_t)(thread + 1) / (size_t)threads;
+    memset((uint8_t *)job->data + first * PART, thread + 1, (last - first) * PART);
+}
+
+int region_measure_read(void *data, size_t bytes, double seconds, double *rates, int most) {
+    struct read_job job = {data, (int)(bytes / PART), 0, 0};
+    pool_lock();
+    pool_run(fill_parts, &job);
+    int count = 0;
+    for (const double end = now() + seconds; count < most && (count == 0 || now() < end);) {
+        const double start = now();
+        atomic_store(&job.next, 0);
+        pool_share(read_parts, &job);
+        rates[count++] = (double)job.parts * PART / (now() - start);
+    }
+    pool_unlock();
+    return count;
+}
+
+struct dot_job { atomic_int sum; };
+
+static void dot_all(void *context, int thread, int threads) {
+    (void)thread, (void)threads;
+    atomic_fetch_add(&((struct dot_job *)context)->sum, kernels->dot_rounds(ROUNDS));
+}
+
+int region_measure_dot(double seconds, double *rates, int most) {
+    struct dot_job job = {0};
+    pool_lock();
+    int count = 0;
+    for (const double end = now() + seconds; count < most && (count == 0 || now() < end);) {
+        const double start = now();
+        pool_run(dot_all, &job);
+        rates[count++] = (double)pool_threads() * ROUNDS * kernels->dot_round_products / (now() - start);
+    }
+    pool_unlock();
+    return count;
+}
