@@ -72,12 +72,11 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     factors = rope_factors(checkpoint) if only_expert is None else None
     if factors is not None:
         outputs.append(Output(TensorSpec(ROPE_TABLE, "F32", factors.shape), (), values=factors))
-    for name in sorted(gathered, key=_place):
-        parts = gathered[name]
+    for name, parts in gathered.items():
         shape = (len(parts), *parts[0].shape) if is_merged_experts(name) else parts[0].shape
         type_name = tensor_type(mix, _merged_name(name), shape, context)
         outputs.append(Output(TensorSpec(name, type_name, shape), parts, _head_rows(checkpoint, name, parts[0])))
-    return outputs
+    return sorted(outputs, key=lambda output: _place(output.spec.name))
 
 
 def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo, ...]]:
