@@ -7,7 +7,7 @@ expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +85,9 @@ class SamplingParams:
 
     temperature 0 takes the likeliest token. top_k 0, top_p 1 and min_p 0 leave all tokens in. max_tokens None is the
     room left in the context. stop: texts that end the answer and are not part of it. ignore_eos goes on after the
-    model's end tokens. The same seed gives the same text; None draws one.
+    model's end tokens. The same seed gives the same text; None draws one. presence_penalty is taken from the logits of
+    tokens that were generated before, frequency_penalty once for each time. logit_bias: (id, what is added) pairs.
+    top_logprobs: how many of the likeliest tokens each Token lists.
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -97,6 +99,10 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -115,6 +121,14 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         if not isinstance(self.ignore_eos, bool):
             _refuse("ignore_eos", self.ignore_eos, "True or False")
+        check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        check_integer("top_logprobs", self.top_logprobs, 0, 1024)
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        object.__setattr__(self, "logit_bias", tuple((token, bias) for token, bias in pairs))
+        for token, bias in self.logit_bias:
+            check_integer("logit_bias", token, 0)
+            check_number("logit_bias", bias, -1e6, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +226,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token: the text that became final with it and ln of its probability in the model's distribution."""
+    """One generated token: the text that became final with it and ln of its probability in the model's distribution.
+
+    top: the likeliest tokens at its place and their ln, as many as top_logprobs asked for.
+    """
 
     id: int
     text: str
     logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def sampling_from(values: dict[str, Any]) -> SamplingParams:

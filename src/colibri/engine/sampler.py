@@ -1,6 +1,7 @@
 """From logits to a token.
 
-The order is that of transformers' generate: repetition penalty, temperature, top-k, top-p, min-p; then one draw.
+The order is that of transformers' generate: repetition penalty, then presence and frequency penalties and biases as in
+the OpenAI API, temperature, top-k, top-p, min-p; then one draw.
 Every tie goes to the lower id and the draws come from a counter-based generator (Philox), so that a seed gives the same
 tokens on every machine.
 """
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri.config import SamplingParams
-from colibri.errors import NumericalError
+from colibri.errors import ArgumentError, NumericalError
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -24,14 +25,24 @@ Mask = NDArray[np.bool_]
 PART = 512  # tokens whose weights are summed together
 
 
+class Choice(NamedTuple):
+    """A token, ln of its probability in the model's own distribution, and the likeliest tokens with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Sampler:
     """Chooses one token after another for one sequence."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self._generator = np.random.Generator(np.random.Philox(params.seed))
+        self._chosen: dict[int, int] = {}  # how often each token was chosen, where a penalty wants to know
+        self._counting = params.presence_penalty != 0 or params.frequency_penalty != 0
 
-    def __call__(self, logits: F32, history: Sequence[int], allowed: Mask | None = None) -> tuple[int, float]:
+    def __call__(self, logits: F32, history: Sequence[int], allowed: Mask | None = None) -> Choice:
         """A token id, and ln of its probability in the model's own distribution. logits (vocab,), left as they are.
 
         `allowed` (vocab,) says which tokens may be chosen; at least one must. Raises NumericalError when a logit is a
@@ -42,10 +53,28 @@ class Sampler:
         scores = logits
         if params.repetition_penalty != 1:
             scores = penalize(logits, history, params.repetition_penalty)
+        if self._chosen or params.logit_bias:
+            scores = self._shift(scores.copy())
         if allowed is not None:
             scores = np.where(allowed, scores, np.float32(-np.inf))
         token = int(scores.argmax()) if params.temperature == 0 else self._draw(scores)
-        return token, float(logits[token]) - norm
+        if self._counting:
+            self._chosen[token] = self._chosen.get(token, 0) + 1
+        likeliest = top(logits, params.top_logprobs) if params.top_logprobs else ()
+        return Choice(
+            token, float(logits[token]) - norm, tuple((int(other), float(logits[other]) - norm) for other in likeliest)
+        )
+
+    def _shift(self, scores: F32) -> F32:
+        """Add biases and take penalties off; the scores are changed in place."""
+        params = self._params
+        for token, bias in params.logit_bias:
+            if token >= len(scores):
+                raise ArgumentError(f"logit_bias: found token {token}, expected 0..{len(scores) - 1}")
+            scores[token] += bias
+        for token, times in self._chosen.items():
+            scores[token] -= params.presence_penalty + times * params.frequency_penalty
+        return scores
 
     def _draw(self, scores: F32) -> int:
         ids, weights = distribution(scores, self._params)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri.config import SamplingParams, Token
-from colibri.engine.sampler import Sampler
+from colibri.engine.sampler import Choice, Sampler
 from colibri.errors import ColibriError
 from colibri.text import IncrementalDecoder, StopMatcher
 
@@ -94,7 +95,8 @@ class Sequence:
         if allowed is not None and not allowed.any():
             self._end("stop")
             return
-        token, logprob = self._sampler(logits, self.ids, allowed)
+        choice = self._sampler(logits, self.ids, allowed)
+        token = choice.token
         self.sampled += 1
         self.last_token_at = time.perf_counter()
         if not self.first_token_at:
@@ -104,7 +106,7 @@ class Sequence:
             return
         self.ids.append(token)
         piece = self._decoder.feed(token) if self._decoder is not None else ""
-        self._pass_on(token, piece, logprob)
+        self._pass_on(choice, piece)
         complete = self._constraint is not None and self._constraint.accept(token)
         if self._stops.stopped is not None:
             self.stop_text = self._stops.stopped
@@ -124,8 +126,8 @@ class Sequence:
         self.error = error
         self.cancel()
 
-    def _pass_on(self, token: int, piece: str, logprob: float) -> None:
-        self._waiting.append(Token(token, self._stops.feed(piece), logprob))
+    def _pass_on(self, choice: Choice, piece: str) -> None:
+        self._waiting.append(Token(choice.token, self._stops.feed(piece), choice.logprob, choice.top))
         if not self._stops.held and not (self._decoder is not None and self._decoder.holding):
             self._flush()
 
@@ -140,5 +142,5 @@ class Sequence:
             tail = self._decoder.finish() if self._decoder is not None else ""
             last = self._waiting.pop()
             text = last.text + self._stops.feed(tail) + self._stops.finish()
-            self._waiting.append(Token(last.id, text, last.logprob))
+            self._waiting.append(replace(last, text=text))
         self._flush()

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from colibri.config import SamplingParams
 from colibri.engine.sampler import Sampler, distribution, draw, penalize, top
-from colibri.errors import NumericalError
+from colibri.errors import ArgumentError, NumericalError
 
 logits = arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
 few_values = arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0]))  # many ties
@@ -43,7 +43,7 @@ def kept(values: np.ndarray, params: SamplingParams) -> list[int]:
 
 @given(logits | few_values)
 def test_temperature_zero_takes_the_likeliest_and_the_lowest_id(values: np.ndarray) -> None:
-    token, logprob = Sampler(SamplingParams(temperature=0))(values, [])
+    token, logprob, _ = Sampler(SamplingParams(temperature=0))(values, [])
     assert token == int(np.flatnonzero(values == values.max())[0])
     assert logprob == pytest.approx(math.log(softmax(values)[token]), abs=1e-5)
 
@@ -160,6 +160,31 @@ def test_a_bad_logit_is_an_error(value: float, place: int) -> None:
 def test_extreme_logits_are_fine(high: float) -> None:
     values = np.array([-high, high, 0], np.float32)
     for temperature in (0, 1e-9, 1, 1e9):
-        token, logprob = Sampler(SamplingParams(temperature=temperature, top_p=0.5, seed=0))(values, [])
+        token, logprob, _ = Sampler(SamplingParams(temperature=temperature, top_p=0.5, seed=0))(values, [])
         assert token in (0, 1, 2)
         assert not math.isnan(logprob)
+
+
+def test_biases_forbid_and_force() -> None:
+    values = np.array([0.0, 1.0, 2.0, 0.0], np.float32)
+    assert Sampler(SamplingParams(temperature=0, logit_bias=((2, -100.0),)))(values, [])[0] == 1
+    assert Sampler(SamplingParams(temperature=0, logit_bias={3: 100.0}))(values, [])[0] == 3  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"logit_bias: found token 4, expected 0\.\.3"):
+        Sampler(SamplingParams(temperature=0, logit_bias=((4, 1.0),)))(values, [])
+    assert values.tolist() == [0, 1, 2, 0]
+
+
+def test_penalties_count_what_was_generated_and_not_the_prompt() -> None:
+    values = np.array([0.0, 1.0, 2.0], np.float32)
+    presence = Sampler(SamplingParams(temperature=0, presence_penalty=1.5))
+    assert [presence(values, [2, 2, 2])[0] for _ in range(4)] == [2, 1, 2, 2]
+    frequency = Sampler(SamplingParams(temperature=0, frequency_penalty=0.6))
+    assert [frequency(values, [])[0] for _ in range(5)] == [2, 2, 1, 2, 1]
+
+
+def test_likeliest_tokens_have_the_logprobs_of_the_model() -> None:
+    values = np.array([0.0, 1.0, 2.0, 1.0], np.float32)
+    choice = Sampler(SamplingParams(temperature=0, logit_bias=((0, 50.0),), top_logprobs=3))(values, [])
+    assert choice.token == 0
+    assert [token for token, _ in choice.top] == [2, 1, 3]
+    assert choice.top[0][1] == pytest.approx(2 - np.log(np.exp(values.astype(float)).sum()))
