@@ -9,10 +9,15 @@ enum {
 
 #define EACH_COLUMN VEC_UNROLL for (int t = 0; t < T; t++)
 
-/* sums[t] += panel * x[t], for blocks [first, first + count) of x; T is a constant. */
-typedef void columns_function(float (*sums)[16], const void *panel, const void *const *x, int first, int count);
+/* sums[t] += weights * x[t], for blocks [first, first + count) of x; T is a constant. The scales are in the panel; so are
+ * the bytes (many columns), or they are unpacked on the way from the tile (few): `packed` is where block `first` is. */
+typedef void columns_function(float (*sums)[16], const void *panel, const uint8_t *packed, const void *const *x, int first,
+                              int count);
+typedef vb bytes_function(const uint8_t *block, int g);
+VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
-VEC void columns_q32(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
+VEC void columns_q32(int T, bytes_function *bytes, size_t stride, float (*sums)[16], const struct panel *p,
+                     const uint8_t *packed, const void *const *x, int first, int count) {
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first, sum[t] = vf_load(sums[t]);
@@ -20,7 +25,7 @@ VEC void columns_q32(int T, float (*sums)[16], const struct panel *p, const void
         vi dot[MAX_COLUMNS];
         EACH_COLUMN dot[t] = vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
-            vb w = vb_load(p->bytes[8 * b + g]);
+            vb w = bytes(packed + (size_t)b * stride, g);
             EACH_COLUMN dot[t] = vi_dot_biased(dot[t], w, in[t][b].q + 4 * g);
         }
         vf scale = vf_load(p->scale[b]);
@@ -29,47 +34,40 @@ VEC void columns_q32(int T, float (*sums)[16], const struct panel *p, const void
     EACH_COLUMN vf_store(sums[t], sum[t]);
 }
 
-VEC void columns_q256_32(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
-    const struct q256_block *in[MAX_COLUMNS];
-    vf sum[MAX_COLUMNS];
-    vi mins[MAX_COLUMNS];
-    (void)count;
-    EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero(), mins[t] = vi_zero();
-    for (int j = 0; j < 8; j++) {
+/* sum[t] += the values [32 j, 32 j + 32) of a block with one or two scales. */
+VEC void group_of_32(int T, bytes_function *bytes, int values_a_scale, vf *sum, const struct panel *p, const uint8_t *block,
+                     const struct q256_block *const *in, int j) {
+    VEC_UNROLL for (int i = 0; i < 32 / values_a_scale; i++) {
+        int s = 32 / values_a_scale * j + i;
         vi dot[MAX_COLUMNS];
-        EACH_COLUMN dot[t] = vi_zero();
-        VEC_UNROLL for (int g = 0; g < 8; g++) {
-            vb w = vb_load(p->bytes[8 * j + g]);
-            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + 32 * j + 4 * g);
+        EACH_COLUMN dot[t] = values_a_scale == 16 ? vi_set1(in[t]->minus_32_sum[s]) : vi_zero();
+        VEC_UNROLL for (int g = 0; g < values_a_scale / 4; g++) {
+            vb w = bytes(block, s * (values_a_scale / 4) + g);
+            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + values_a_scale * s + 4 * g);
         }
-        vf scale = vf_load(p->scale[j]);
+        vf scale = vf_load(p->scale[s]);
         EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
-    }
-    VEC_UNROLL for (int i = 0; i < 4; i++) {
-        vi pair = vi_load(p->mins[i]);
-        EACH_COLUMN mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(in[t]->sums + 2 * i)));
-    }
-    vf minus_min = vf_sub(vf_zero(), vf_load(p->min_scale));
-    EACH_COLUMN {
-        sum[t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[t]);
-        vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
     }
 }
 
-VEC void columns_q256_16(int T, float (*sums)[16], const struct panel *p, const void *const *x, int first, int count) {
+VEC void columns_q256(int T, bytes_function *bytes, int values_a_scale, float (*sums)[16], const struct panel *p,
+                      const uint8_t *packed, const void *const *x, int first) {
     const struct q256_block *in[MAX_COLUMNS];
     vf sum[MAX_COLUMNS];
-    (void)count;
     EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero();
-    for (int j = 0; j < 16; j++) {
-        vi dot[MAX_COLUMNS];
-        EACH_COLUMN dot[t] = vi_set1(in[t]->minus_32_sum[j]);
-        VEC_UNROLL for (int g = 0; g < 4; g++) {
-            vb w = vb_load(p->bytes[4 * j + g]);
-            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + 16 * j + 4 * g);
+    if (bytes == bytes_panel)
+        for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
+    else /* where a group's bits are has to be a constant */
+        VEC_UNROLL for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
+    if (values_a_scale == 32) { /* the formats with minima */
+        vi mins[MAX_COLUMNS];
+        EACH_COLUMN mins[t] = vi_zero();
+        VEC_UNROLL for (int i = 0; i < 4; i++) {
+            vi pair = vi_load(p->mins[i]);
+            EACH_COLUMN mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(in[t]->sums + 2 * i)));
         }
-        vf scale = vf_load(p->scale[j]);
-        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
+        vf minus_min = vf_sub(vf_zero(), vf_load(p->min_scale));
+        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[t]);
     }
     EACH_COLUMN vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
 }
@@ -99,27 +97,49 @@ VEC void columns_f32(int T, float (*sums)[16], const float *w, const void *const
     }
 }
 
-#define COLUMNS(dot, T)                                                                                            \
-    static void dot##_##T(float (*sums)[16], const void *panel, const void *const *x, int first, int count) {      \
-        columns_##dot(T, sums, panel, x, first, count);                                                            \
+#define DOT_q32(T, bytes, stride) columns_q32(T, bytes, stride, sums, panel, packed, x, first, count)
+#define DOT_q256_32(T, bytes, stride) (void)count, columns_q256(T, bytes, 32, sums, panel, packed, x, first)
+#define DOT_q256_16(T, bytes, stride) (void)count, columns_q256(T, bytes, 16, sums, panel, packed, x, first)
+#define DOT_f32(T, bytes, stride) (void)packed, columns_f32(T, sums, panel, x, first, count)
+
+#define COLUMNS(dot, T, bytes, stride)                                                                             \
+    static void dot##_##bytes##_##T(float (*sums)[16], const void *panel, const uint8_t *packed,                   \
+                                    const void *const *x, int first, int count) {                                  \
+        DOT_##dot(T, bytes, stride);                                                                               \
     }
-#define COLUMNS_6(dot) COLUMNS(dot, 1) COLUMNS(dot, 2) COLUMNS(dot, 3) COLUMNS(dot, 4) COLUMNS(dot, 5) COLUMNS(dot, 6)
-#define COLUMNS_8(dot)                \
-    COLUMNS_6(dot)                    \
-    COLUMNS(dot, 7) COLUMNS(dot, 8)   \
-    static columns_function *const dot[] = {NULL, dot##_1, dot##_2, dot##_3, dot##_4, dot##_5, dot##_6, dot##_7, dot##_8};
-COLUMNS_8(q32)
-COLUMNS_8(q256_32)
-COLUMNS_8(q256_16)
-COLUMNS_6(f32)
-static columns_function *const f32[] = {NULL, f32_1, f32_2, f32_3, f32_4, f32_5, f32_6};
+#define COLUMNS_6(dot, bytes, stride)                                                                              \
+    COLUMNS(dot, 1, bytes, stride) COLUMNS(dot, 2, bytes, stride) COLUMNS(dot, 3, bytes, stride)                   \
+    COLUMNS(dot, 4, bytes, stride) COLUMNS(dot, 5, bytes, stride) COLUMNS(dot, 6, bytes, stride)
+#define COLUMNS_8(dot, bytes, stride)                                                                              \
+    COLUMNS_6(dot, bytes, stride) COLUMNS(dot, 7, bytes, stride) COLUMNS(dot, 8, bytes, stride)                    \
+    static columns_function *const dot##_##bytes[] = {                                                             \
+        NULL, dot##_##bytes##_1, dot##_##bytes##_2, dot##_##bytes##_3, dot##_##bytes##_4, dot##_##bytes##_5,       \
+        dot##_##bytes##_6, dot##_##bytes##_7, dot##_##bytes##_8};
+#define COLUMNS_2(dot, bytes, stride)                                                                              \
+    COLUMNS(dot, 1, bytes, stride) COLUMNS(dot, 2, bytes, stride)                                                  \
+    static columns_function *const dot##_##bytes[] = {NULL, dot##_##bytes##_1, dot##_##bytes##_2};
+COLUMNS_8(q32, bytes_panel, 512)
+COLUMNS_8(q256_32, bytes_panel, 0)
+COLUMNS_8(q256_16, bytes_panel, 0)
+#if VEC_ACCUMULATORS >= 16
+enum { MAX_PACKED = 8 }; /* more columns than that are worth a panel */
+#define PACKED COLUMNS_8
+#else
+enum { MAX_PACKED = 2 };
+#define PACKED COLUMNS_2
+#endif
+#define X(NAME, name, dot, ...) PACKED(dot, bytes_##name, STRIDE_##NAME)
+INTEGER_FORMATS(X)
+#undef X
+COLUMNS_6(f32, floats, 0)
+static columns_function *const f32[] = {NULL, f32_floats_1, f32_floats_2, f32_floats_3, f32_floats_4, f32_floats_5, f32_floats_6};
 
 /* All columns of a panel, in blocks of equal size up to `widest`. */
 VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panel,
-                     const void *const *x, int n, int first, int count) {
+                     const uint8_t *packed, const void *const *x, int n, int first, int count) {
     for (int left = (n + widest - 1) / widest, c = 0; left; left--) {
         int size = (n - c + left - 1) / left;
-        columns[size](sums + c, panel, x + c, first, count);
+        columns[size](sums + c, panel, packed, x + c, first, count);
         c += size;
     }
 }
@@ -143,8 +163,13 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const vo
         int blocks = k / values, step = PANEL / values;                                                            \
         for (int b = 0; b < blocks; b += step) {                                                                   \
             int count = blocks - b < step ? blocks - b : step;                                                     \
-            expand_##name(&panel, tile, blocks, b, count);                                                         \
-            all_columns(dot, MAX_COLUMNS, sums, &panel, x, n, b, count);                                           \
+            if (n <= MAX_PACKED) {                                                                                 \
+                scales_##name(&panel, tile, blocks, b, count);                                                     \
+                dot##_bytes_##name[n](sums, &panel, tile + (size_t)b * STRIDE_##NAME, x, b, count);                \
+            } else {                                                                                               \
+                expand_##name(&panel, tile, blocks, b, count);                                                     \
+                all_columns(dot##_bytes_panel, MAX_COLUMNS, sums, &panel, panel.bytes[0], x, n, b, count);         \
+            }                                                                                                      \
         }                                                                                                          \
     }
 INTEGER_FORMATS(X)
@@ -156,7 +181,7 @@ INTEGER_FORMATS(X)
         for (int first = 0; first < k; first += PANEL) {                                                           \
             int count = k - first < PANEL ? k - first : PANEL;                                                     \
             const float *w = floats_##name(buffer, tile, k, first, count);                                         \
-            all_columns(f32, FLOAT_COLUMNS, sums, w, x, n, first, count);                                          \
+            all_columns(f32, FLOAT_COLUMNS, sums, w, NULL, x, n, first, count);                                    \
         }                                                                                                          \
     }
 INTEGER_FORMATS(X)

@@ -22,6 +22,19 @@
 /* X(NAME, name) */
 #define FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
 
+/* Blocks [first, first + count) -> panel; count * values is at most PANEL. */
+#define X(NAME, name, dot, values, ...)                                                                     \
+    VEC void expand_##name(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {        \
+        for (int b = 0; b < (values == PANEL ? 1 : count); b++)                                             \
+            VEC_UNROLL for (int i = 0; i < values / 32; i++)                                                \
+                VEC_UNROLL for (int g = 8 * i; g < 8 * i + 8; g++)                                          \
+                    vb_store(p->bytes[b * (values / 4) + g],                                                \
+                             bytes_##name(tile + (size_t)(first + b) * STRIDE_##NAME, g));                  \
+        scales_##name(p, tile, blocks, first, count);                                                       \
+    }
+INTEGER_FORMATS(X)
+#undef X
+
 /* Values [first, first + count) of k as floats [count][row]; count at most PANEL, first a multiple of it. */
 #define X(NAME, name, dot, values, values_a_scale, offset, has_mins)                                           \
     VEC const float *floats_##name(float *out, const uint8_t *tile, int k, int first, int count) {             \

@@ -16,11 +16,13 @@ VEC vf mxfp4_scale(const uint8_t *exponents) {
     return vf_mul(a, b);
 }
 
-VEC void expand_mxfp4(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+enum { STRIDE_MXFP4 = 256 };
+VEC vb bytes_mxfp4(const uint8_t *block, int g) {
     static const uint8_t steps[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
-    const uint8_t *nibbles = tile + (size_t)first * 256, *exponents = tile + (size_t)blocks * 256 + (size_t)first * 16;
-    for (int b = 0; b < count; b++) {
-        nibbles_through_table(p->bytes + 8 * b, nibbles + 256 * b, steps);
-        vf_store(p->scale[b], mxfp4_scale(exponents + 16 * b));
-    }
+    return nibbles_through_table(block, g, steps);
+}
+
+VEC void scales_mxfp4(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+    const uint8_t *exponents = tile + (size_t)blocks * STRIDE_MXFP4 + (size_t)first * 16;
+    for (int b = 0; b < count; b++) vf_store(p->scale[b], mxfp4_scale(exponents + 16 * b));
 }

@@ -1,5 +1,8 @@
 /* A panel: 16 rows x up to 256 values of k of any integer format, unpacked into the one form that the dot products read.
- * It stays in the first cache, so unpacking is paid once for all columns of x, and a format is no more than its layout. */
+ * It stays in the first cache, so unpacking is paid once for all columns of x. A format NAME is its layout:
+ *   tile_NAME    plain rows -> tile
+ *   bytes_NAME   16 rows x 4 values of a block, unpacked, as the dot products want them
+ *   scales_NAME  the scales and minima of blocks [first, first + count), into a panel */
 #ifndef COLIBRI_QUANTS_PANEL_H
 #define COLIBRI_QUANTS_PANEL_H
 #include "kernels.h"
@@ -37,29 +40,28 @@ VEC void interleave16(uint8_t *out, const struct rows *rows, size_t offset) {
 
 VEC vf scale16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }
 
-/* The low and high halves of 16 bytes of each row: k = 0..15 and 16..31 of a block, each byte plus `offset` steps.
- * In the table forms, the steps are looked up. */
-VEC void nibbles_through_table(uint8_t (*out)[64], const uint8_t *in, const uint8_t *table) {
-    const vb lookup = vb_repeat16(table), low = vb_set1(15);
-    for (int v = 0; v < 4; v++) {
-        vb packed = vb_load(in + 64 * v);
-        vb_store(out[v], vb_lookup16(lookup, vb_and(packed, low)));
-        vb_store(out[v + 4], vb_lookup16(lookup, vb_and(vb_shr(packed, 4), low)));
-    }
+/* Steps 4 g .. 4 g + 3 of 32, looked up: k = 0..15 are in the low, 16..31 in the high nibbles of [4][row][4]. */
+VEC vb nibbles_through_table(const uint8_t *in, int g, const uint8_t *table) {
+    vb packed = vb_load(in + 64 * (g % 4));
+    return vb_lookup16(vb_repeat16(table), vb_and(g < 4 ? packed : vb_shr(packed, 4), vb_set1(15)));
+}
+
+/* The minima of values [32 j, 32 j + 32) */
+VEC vf panel_min(const struct panel *p, int j) {
+    vi pair = vi_load(p->mins[j / 4 * 2 + (j & 1)]);
+    return vf_mul(vf_load(p->min_scale), vf_from_vi(j & 2 ? vi_shr(pair, 16) : vi_and(pair, vi_set1(0xffff))));
 }
 
 /* Panel -> floats [k][row], as GGUF defines them: the product, then the minimum taken off. */
 VEC void panel_floats(float *out, const struct panel *p, int values, int values_a_scale, int offset, bool has_mins) {
-    for (int k = 0; k < values; k++) {
-        vi byte = vi_and(vi_shr(vi_from_vb(vb_load(p->bytes[k / 4])), 8 * (k % 4)), vi_set1(255));
-        vf value = vf_mul(vf_load(p->scale[k / values_a_scale]), vf_from_vi(vi_sub(byte, vi_set1(offset))));
-        if (has_mins) {
-            int j = k / 32;
-            vi pair = vi_load(p->mins[j / 4 * 2 + (j & 1)]);
-            pair = j & 2 ? vi_shr(pair, 16) : vi_and(pair, vi_set1(0xffff));
-            value = vf_sub(value, vf_mul(vf_load(p->min_scale), vf_from_vi(pair)));
-        }
-        vf_store(out + 16 * k, value);
+    for (int s = 0; s < values / values_a_scale; s++) {
+        vf scale = vf_load(p->scale[s]), min = has_mins ? panel_min(p, s * values_a_scale / 32) : vf_zero();
+        for (int g = s * values_a_scale / 4; g < (s + 1) * values_a_scale / 4; g++)
+            VEC_UNROLL for (int i = 0; i < 4; i++) {
+                vi byte = vi_and(vi_shr(vi_from_vb(vb_load(p->bytes[g])), 8 * i), vi_set1(255));
+                vf value = vf_mul(scale, vf_from_vi(offset ? vi_sub(byte, vi_set1(offset)) : byte));
+                vf_store(out + 64 * g + 16 * i, has_mins ? vf_sub(value, min) : value);
+            }
     }
 }
 #endif

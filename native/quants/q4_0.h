@@ -7,11 +7,13 @@ VEC void tile_q4_0(uint8_t *tile, const struct rows *rows, int blocks) {
     }
 }
 
-VEC void expand_q4_0(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+enum { STRIDE_Q4_0 = 256 };
+VEC vb bytes_q4_0(const uint8_t *block, int g) {
     static const uint8_t steps[16] = {120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135};
-    const uint8_t *nibbles = tile + (size_t)first * 256, *scales = tile + (size_t)blocks * 256 + (size_t)first * 32;
-    for (int b = 0; b < count; b++) {
-        nibbles_through_table(p->bytes + 8 * b, nibbles + 256 * b, steps);
-        vf_store(p->scale[b], scale16(scales + 32 * b));
-    }
+    return nibbles_through_table(block, g, steps);
+}
+
+VEC void scales_q4_0(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+    const uint8_t *scales = tile + (size_t)blocks * STRIDE_Q4_0 + (size_t)first * 32;
+    for (int b = 0; b < count; b++) vf_store(p->scale[b], scale16(scales + 32 * b));
 }

@@ -1,7 +1,7 @@
 /* Q4_K. Plain, 256 values: f16 d, f16 dmin, 12 bytes with eight 6-bit scales and minima, 128 bytes of nibbles: of each 32
  * bytes the low nibbles are 32 values, the high nibbles the next 32.
  * Tile, a block: nibbles [32][row][4], packed scales [3][row][4], d [row], dmin [row]. */
-enum { Q4_K_TILE = 16 * 144, K_SCALES = 3 * 64 + 64 };
+enum { STRIDE_Q4_K = 16 * 144 };
 
 /* The scales, minima and their factors, of Q4_K and Q5_K. */
 VEC void tile_k_scales(uint8_t *out, const struct rows *rows, size_t block) {
@@ -11,7 +11,7 @@ VEC void tile_k_scales(uint8_t *out, const struct rows *rows, size_t block) {
 }
 
 /* `high_unit`: what the bytes of odd groups of 32 are multiplied by in the panel, a power of two. */
-VEC void expand_k_scales(struct panel *p, const uint8_t *in, int high_unit) {
+VEC void k_scales(struct panel *p, const uint8_t *in, int high_unit) {
     const vi six = vi_set1(0x3f3f3f3f), four = vi_set1(0x0f0f0f0f), two = vi_set1(0x30303030);
     vi a = vi_from_vb(vb_load(in)), b = vi_from_vb(vb_load(in + 64)), c = vi_from_vb(vb_load(in + 128));
     vi scales[2] = {vi_and(a, six), vi_or(vi_and(c, four), vi_and(vi_shr(a, 2), two))};
@@ -26,20 +26,18 @@ VEC void expand_k_scales(struct panel *p, const uint8_t *in, int high_unit) {
 }
 
 VEC void tile_q4_k(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++, tile += Q4_K_TILE) {
+    for (int b = 0; b < blocks; b++, tile += STRIDE_Q4_K) {
         interleave(tile, rows, (size_t)b * 144 + 16, 32);
         tile_k_scales(tile + 2048, rows, (size_t)b * 144);
     }
 }
 
-VEC void expand_q4_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+VEC vb bytes_q4_k(const uint8_t *block, int g) {
+    vb packed = vb_load(block + 64 * (g / 16 * 8 + g % 8));
+    return g & 8 ? vb_high4(packed) : vb_and(packed, vb_set1(15));
+}
+
+VEC void scales_q4_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
     (void)blocks, (void)count;
-    const uint8_t *block = tile + (size_t)first * Q4_K_TILE;
-    for (int i = 0; i < 32; i++) {
-        vb packed = vb_load(block + 64 * i);
-        uint8_t(*out)[64] = p->bytes + i / 8 * 16 + i % 8;
-        vb_store(out[0], vb_and(packed, vb_set1(15)));
-        vb_store(out[8], vb_high4(packed));
-    }
-    expand_k_scales(p, block + 2048, VB_HIGH4_UNIT);
+    k_scales(p, tile + (size_t)first * STRIDE_Q4_K + 2048, VB_HIGH4_UNIT);
 }

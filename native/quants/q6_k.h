@@ -2,10 +2,10 @@
  * 64 bytes ql and 32 bytes qh, value 32 q + l has its low bits in nibble q / 2 of ql[32 (q % 2) + l] and its high
  * bits at 2 q of qh[l].
  * Tile, a block: ql [32][row][4], qh [16][row][4], scales [16][row], d [row], 32 bytes of padding. */
-enum { Q6_K_TILE = 16 * 212 };
+enum { STRIDE_Q6_K = 16 * 212 };
 
 VEC void tile_q6_k(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++, tile += Q6_K_TILE) {
+    for (int b = 0; b < blocks; b++, tile += STRIDE_Q6_K) {
         size_t block = (size_t)b * 210;
         interleave(tile, rows, block, 32);
         interleave(tile + 2048, rows, block + 128, 16);
@@ -18,22 +18,19 @@ VEC void tile_q6_k(uint8_t *tile, const struct rows *rows, int blocks) {
     }
 }
 
-VEC void expand_q6_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+VEC vb bytes_q6_k(const uint8_t *block, int g) {
+    int half = g / 32, q = g / 8 % 4, l = g % 8;
+    vb packed = vb_load(block + 64 * (16 * half + q % 2 * 8 + l)), bits = vb_load(block + 2048 + 64 * (8 * half + l));
+    vb high = q == 0 ? vb_shl(bits, 4) : q == 1 ? vb_shl(bits, 2) : q == 2 ? bits : vb_shr(bits, 2);
+    return vb_and_or(high, vb_set1(0x30), vb_and(q < 2 ? packed : vb_shr(packed, 4), vb_set1(15)));
+}
+
+VEC void scales_q6_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
     (void)blocks, (void)count;
-    const uint8_t *block = tile + (size_t)first * Q6_K_TILE;
-    const vb low = vb_set1(15), high = vb_set1(0x30);
-    for (int i = 0; i < 16; i++) {
-        const uint8_t *ql = block + 64 * (i / 8 * 16 + i % 8);
-        vb a = vb_load(ql), b = vb_load(ql + 512), h = vb_load(block + 2048 + 64 * i);
-        uint8_t(*out)[64] = p->bytes + i / 8 * 32 + i % 8;
-        vb_store(out[0], vb_and_or(vb_shl(h, 4), high, vb_and(a, low)));
-        vb_store(out[8], vb_and_or(vb_shl(h, 2), high, vb_and(b, low)));
-        vb_store(out[16], vb_and_or(h, high, vb_and(vb_shr(a, 4), low)));
-        vb_store(out[24], vb_and_or(vb_shr(h, 2), high, vb_and(vb_shr(b, 4), low)));
-    }
-    vf d = scale16(block + 3328);
+    const uint8_t *scales = tile + (size_t)first * STRIDE_Q6_K + 3072;
+    vf d = scale16(scales + 256);
     for (int j = 0; j < 16; j++) {
-        vi scale = vi_from_i8((const int8_t *)block + 3072 + 16 * j);
+        vi scale = vi_from_i8((const int8_t *)scales + 16 * j);
         vf_store(p->scale[j], vf_mul(d, vf_from_vi(scale)));
     }
 }

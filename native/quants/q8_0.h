@@ -9,8 +9,10 @@ VEC void tile_q8_0(uint8_t *tile, const struct rows *rows, int blocks) {
     }
 }
 
-VEC void expand_q8_0(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
-    const uint8_t *bytes = tile + (size_t)first * 512, *scales = tile + (size_t)blocks * 512 + (size_t)first * 32;
-    for (int i = 0; i < 8 * count; i++) vb_store(p->bytes[i], vb_load(bytes + 64 * i));
+enum { STRIDE_Q8_0 = 512 };
+VEC vb bytes_q8_0(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
+
+VEC void scales_q8_0(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
+    const uint8_t *scales = tile + (size_t)blocks * STRIDE_Q8_0 + (size_t)first * 32;
     for (int b = 0; b < count; b++) vf_store(p->scale[b], scale16(scales + 32 * b));
 }

@@ -13,23 +13,22 @@
 
 #define VEC static inline __attribute__((always_inline))
 
-#if defined(COLIBRI_VEC_AVX512_VNNI) || defined(COLIBRI_VEC_AVX2)
-#define VEC_UNROLL _Pragma("GCC unroll 16") /* of loops over vectors that are to stay in registers */
-#else
-#define VEC_UNROLL _Pragma("GCC unroll 1")
-#endif
-
+/* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums
+ * that stay in registers beside what they are made from. */
 #if defined(COLIBRI_VEC_AVX512_VNNI)
 #define COLIBRI_FN(name) name##_avx512_vnni
-enum { VEC_ACCUMULATORS = 16 }; /* sums that stay in registers beside what they are made from */
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 16
 #include "avx512_vnni.h"
 #elif defined(COLIBRI_VEC_AVX2)
 #define COLIBRI_FN(name) name##_avx2
-enum { VEC_ACCUMULATORS = 4 };
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 4
 #include "avx2.h"
 #else
 #define COLIBRI_FN(name) name##_portable
-enum { VEC_ACCUMULATORS = 4 };
+#define VEC_UNROLL _Pragma("GCC unroll 1")
+#define VEC_ACCUMULATORS 4
 #include "portable.h"
 #endif
 
