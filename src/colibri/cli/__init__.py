@@ -13,9 +13,11 @@ from colibri.errors import ColibriError
 # command -> what it does, one line; the code is in colibri.cli.<command>:command
 COMMANDS = {
     "run": "Write text that continues a prompt.",
+    "serve": "Serve an OpenAI-compatible API and a page to look at.",
     "inspect": "Show what a checkpoint holds: architecture, experts, bytes, tokenizer.",
     "convert": "Write any checkpoint as one GGUF file, quantised.",
     "verify": "Check every block and checksum of a model.",
+    "bench": "Measure speed, beside what this machine can do.",
     "perplexity": "Measure how well a model predicts a text.",
 }
 

@@ -1,0 +1,75 @@
+"""`colibri serve`: the HTTP service."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from colibri.cli.options import Size, load_options
+from colibri.cli.output import size
+from colibri.config import LoadOptions, Precision
+from colibri.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from colibri.server.protocol import Ready
+    from colibri.server.service import Service
+
+
+@click.command("serve")
+@load_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
+@click.option("--api-key", envvar="COLIBRI_API_KEY", help="Clients must send it as a bearer token.")
+@click.option("--open-to-all", is_flag=True, help="Allow other machines in without an API key.")
+@click.option("--allowed-host", multiple=True, help="Host name under which browsers may reach the service.")
+@click.option("--sequences", type=click.IntRange(1, 1024), default=8, show_default=True, help="Whole contexts at once.")
+@click.option("--chunk", type=click.IntRange(1, 1 << 16), default=256, show_default=True,
+              help="Tokens of a prompt computed in one step: what a long prompt may delay the others by.")  # fmt: skip
+@click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait.")
+@click.option("--body-limit", type=Size(), default="8M", show_default=True, help="Largest request.")
+@click.option("--drain", type=click.FloatRange(0), default=30.0, show_default=True,
+              help="Seconds that requests may go on after SIGTERM.")  # fmt: skip
+@click.option("--name", help="What clients call the model. Default: its own name.")
+def command(
+    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, host: str,
+    port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...], sequences: int, chunk: int,
+    queue: int, body_limit: int, drain: float, name: str | None,
+) -> int:  # fmt: skip
+    """Serve an OpenAI-compatible API and a page to look at."""
+    run, settings_type = _server()
+    settings = settings_type(
+        load=LoadOptions(
+            path=model, ram=ram, threads=threads, context=context, precision=precision, sequences=sequences, chunk=chunk
+        ),
+        host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
+        body_bytes=body_limit, drain_s=drain, model_name=name,
+    )  # fmt: skip
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run(settings, _announce)
+    return 0
+
+
+def _server() -> tuple[Any, Any]:
+    try:
+        from colibri.server.app import run
+        from colibri.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("colibri"):
+            raise
+        raise UnsupportedError(f'serve: {error}; install the extra: pip install "colibri-moe[serve]"') from None
+    return run, ServerSettings
+
+
+def _announce(service: Service, ready: Ready, url: str) -> None:
+    plan = ready.plan
+    fits = "every expert fits" if plan["fits"] else "experts come and go"
+    click.echo(
+        f"{service.name} at {url}  ({ready.model['layers']} layers, {ready.model['experts']} experts, "
+        f"{size(plan['budget_bytes'])} budget: {fits}; {ready.sequences} x {ready.context} tokens, "
+        f"{ready.threads} threads, {ready.isa})"
+    )
+    for note in ready.notes:
+        click.echo(f"note: {note}", err=True)

@@ -1,0 +1,222 @@
+"""The routes. `make_app` gives an ASGI application; `run` serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.middleware import Middleware
+from starlette.responses import Response
+
+from colibri import __version__
+from colibri.errors import ArgumentError
+from colibri.server import chat, completions, other_routes, problems
+from colibri.server.protocol import Ready
+from colibri.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    InferRequest,
+    TokenizeRequest,
+)
+from colibri.server.security import Gate
+from colibri.server.service import Service
+from colibri.server.settings import ServerSettings
+from colibri.server.streaming import EventStream
+
+PAGE = Path(__file__).resolve().parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+MAX_HEADER_BYTES = 32 << 10
+BACKLOG = 512
+
+
+def make_app(settings: ServerSettings, on_ready: Callable[[Service, Ready], None] | None = None) -> FastAPI:
+    """An ASGI application that starts its engine with its lifespan; `app.state.service` is the Service."""
+    service = Service(settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            ready = await service.start()
+            if on_ready is not None:
+                on_ready(service, ready)
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="Colibri", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        middleware=[Middleware(Gate, settings=settings, metrics=service.metrics)],
+    )  # fmt: skip
+    app.state.service = service
+    problems.install(app)
+    _api(app, service)
+    _observation(app, service)
+    _page(app)
+    return app
+
+
+def _api(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await chat.chat(service, body, request)
+
+    @app.post("/v1/completions", response_class=Response)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await completions.complete(service, body, request)
+
+    @app.post("/infer", response_class=Response)
+    async def infer(body: InferRequest, request: Request) -> Response:
+        return await other_routes.infer(service, body, request)
+
+    @app.post("/tokenize", response_class=Response)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        return await other_routes.tokenize(service, body)
+
+    @app.post("/detokenize", response_class=Response)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        return await other_routes.detokenize(service, body)
+
+    def card() -> dict[str, Any]:
+        ready = service.supervisor.ready
+        context = ready.context if ready is not None else None
+        return {
+            "id": service.name, "object": "model", "created": service.created, "owned_by": "colibri",
+            "max_model_len": context,
+        }  # fmt: skip
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return card()
+
+
+def _observation(app: FastAPI, service: Service) -> None:
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
+        status, body = service.health()
+        return problems.json_response(body, status)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        service.metrics.gauge("engine_up", service.supervisor.state == "ready")
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/live", response_class=Response)
+    async def live() -> Response:
+        return EventStream(_reports(service), contextlib.nullcontext())
+
+
+async def _reports(service: Service) -> AsyncGenerator[str, None]:
+    """The live reports for one page, until the server drains."""
+    viewer = service.live.join()
+    draining = asyncio.ensure_future(service.draining.wait())
+    try:
+        while not draining.done():
+            getter = asyncio.ensure_future(viewer.get())
+            await asyncio.wait((getter, draining), return_when=asyncio.FIRST_COMPLETED)
+            if not getter.done():
+                getter.cancel()
+                return
+            yield f"data: {getter.result()}\n\n"
+    finally:
+        draining.cancel()
+        service.live.leave(viewer)
+
+
+def _page(app: FastAPI) -> None:
+    files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in PAGE.iterdir() if path.suffix in _TYPES}
+
+    def answer(name: str) -> Response:
+        if name not in files:
+            raise problems.ApiError(404, "There is no such page.")
+        content, kind = files[name]
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return answer("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def asset(name: str) -> Response:
+        return answer(name)
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return answer("icon.svg")
+
+
+class _Server(uvicorn.Server):
+    """Ends by draining: no new work is taken, what runs may finish, and a second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._service.draining.set()
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """As in uvicorn, but a signal that was obeyed is not raised again: the exit status says how it ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def run(settings: ServerSettings, announce: Callable[[Service, Ready, str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. `announce` is called once the model is loaded, with the URL.
+
+    Raises ArgumentError when the address cannot be used, ColibriError when the model cannot.
+    """
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    app = make_app(settings, lambda service, ready: announce(service, ready, url))
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        http="h11", timeout_graceful_shutdown=max(1, round(settings.drain_s)), timeout_keep_alive=30, lifespan="on",
+    )  # fmt: skip
+    server = _Server(config, app.state.service)
+    with listener:
+        asyncio.run(server.serve(sockets=[listener]))
+    failure = app.state.service.supervisor.failure
+    if not server.started:
+        raise ArgumentError(failure or "the server did not start")
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ArgumentError(
+            f"--host {settings.host} --port {settings.port}: {error.strerror or error}; choose another with --port"
+        ) from None
+    return listener

@@ -1,0 +1,256 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from colibri.config import Token
+from colibri.server.chat_text import ChatText, Delta
+from colibri.server.constraints import check_grammar, json_grammar, lark_grammar
+from colibri.server.problems import bad_request, json_response
+from colibri.server.protocol import Output, Submit
+from colibri.server.reasoning import opens_thinking, thinks
+from colibri.server.replies import Usage, chat_logprobs, new_id
+from colibri.server.sampling import room_left, sampling_params
+from colibri.server.schema import ChatRequest, Message, NamedTool
+from colibri.server.service import Outputs, Service
+from colibri.server.streaming import EventStream, stream, unless_left
+from colibri.server.tools import MISTRAL, Style, forced_schema, style_of, takes_tools, tools_as_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a chat goes to the model and comes back."""
+
+    ids: tuple[int, ...]
+    grammar: str | None
+    style: Style | None  # of tool calls; None when there can be none
+    thinks: bool
+    inside_thought: bool
+    keep_special: bool
+
+
+async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
+    """The next message of a conversation."""
+    service.check_model(body.model)
+    plan = await asyncio.to_thread(_plan, service, body)
+    service.check_ids(plan.ids, "messages")
+    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    most = room_left(len(plan.ids), service.ready.context, wanted)
+    commands = [
+        Submit(
+            0, plan.ids,
+            sampling_params(
+                body, max_tokens=most, top_logprobs=body.top_logprobs or 0, index=index, vocab=service.vocab_size
+            ),
+            keep_special=plan.keep_special, grammar=plan.grammar,
+        )
+        for index in range(body.n or 1)
+    ]  # fmt: skip
+    reply = _Reply(service, body, plan)
+    outputs = service.submit(commands)
+    if body.stream:
+        return EventStream(stream(outputs, reply, service.settings.keep_alive_s), outputs)
+    return await unless_left(request, _whole(outputs, reply))
+
+
+async def _whole(outputs: Outputs, reply: _Reply) -> Response:
+    with outputs:
+        async for index, output in outputs.all():
+            reply.take(index, output)
+    return json_response(reply.whole())
+
+
+# ---- to the model ----------------------------------------------------------------------------------------------------
+
+
+def _plan(service: Service, body: ChatRequest) -> _Plan:
+    """Render and encode; runs beside the event loop, as a template may take its time."""
+    tokenizer = service.text
+    messages = messages_of(body.messages)
+    offered = [] if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+    template = tokenizer.chat_templates.get("tool_use") if offered else None
+    template = template or tokenizer.chat_template
+    if offered and not takes_tools(template):
+        messages = [{"role": "system", "content": tools_as_text(offered)}, *map(_calls_as_text, messages)]
+    prompt = tokenizer.render_chat(
+        messages, tools=offered if takes_tools(template) else None, variables=body.chat_template_kwargs
+    )
+    style = style_of(template) if offered else None
+    grammar = _grammar(body, offered)
+    forced = grammar is not None
+    ids = tokenizer.encode(prompt, add_special=False)
+    marker = None if style != "mistral" else tokenizer.token_id(MISTRAL)
+    return _Plan(
+        ids=tuple(ids),
+        grammar=grammar,
+        style="json" if forced and offered else style,
+        thinks=thinks(template) and not forced,
+        inside_thought=opens_thinking(prompt) and not forced,
+        keep_special=marker is not None and tokenizer.is_special(marker),
+    )
+
+
+def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Plain messages as templates take them."""
+    result = []
+    for message in messages:
+        plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"})
+        if message.role == "developer":
+            plain["role"] = "system"
+        result.append(plain)
+    return result
+
+
+def _calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """For a template that knows no tools: calls of earlier turns as the JSON that the model wrote."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = []
+    for function in functions:
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {"text": arguments}
+        calls.append({"name": function["name"], "arguments": arguments})
+    text = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
+    content = message.get("content")
+    return {"role": message["role"], "content": f"{content}\n{text}" if isinstance(content, str) and content else text}
+
+
+def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None:
+    """What the reply must match, checked."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in {tool["function"]["name"] for tool in offered}:
+            raise bad_request(f"tool_choice: no tool is called {choice.function.name!r}", "tool_choice")
+        return _checked("tools", json_grammar(forced_schema(offered, choice.function.name)))
+    if choice == "required":
+        return _checked("tools", json_grammar(forced_schema(offered, None)))
+    if body.grammar is not None:
+        return _checked("grammar", lark_grammar(body.grammar))
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        return json_grammar({"type": "object"})
+    return _checked("response_format", json_grammar(wanted.json_schema.schema_))
+
+
+def _checked(name: str, grammar: str) -> str:
+    check_grammar(name, grammar)
+    return grammar
+
+
+# ---- and back --------------------------------------------------------------------------------------------------------
+
+
+class _Choice:
+    """One reply as it grows."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.text = ChatText(thinks=plan.thinks, inside_thought=plan.inside_thought, style=plan.style)
+        self.deltas: list[Delta] = []
+        self.tokens: list[Token] = []
+        self.calls = 0
+        self.finish: str | None = None
+
+    def take(self, output: Output) -> list[Delta]:
+        """What an output adds."""
+        deltas = self.text.feed("".join(token.text for token in output.tokens))
+        if output.finish is not None:
+            deltas += self.text.finish()
+        self.deltas += deltas
+        self.tokens += output.tokens
+        self.calls += sum(delta.call is not None for delta in deltas)
+        if output.finish is not None:
+            self.finish = "tool_calls" if self.calls and output.finish == "stop" else output.finish
+        return deltas
+
+
+class _Reply:
+    """Makes the chunks of a stream, or the whole reply."""
+
+    def __init__(self, service: Service, body: ChatRequest, plan: _Plan) -> None:
+        self._service = service
+        self._body = body
+        self._choices = [_Choice(plan) for _ in range(body.n or 1)]
+        self._usage = Usage([len(plan.ids)])
+        self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}
+        self._called = [0] * len(self._choices)
+
+    def begin(self) -> list[dict[str, Any]]:
+        """The role comes first."""
+        first = {"role": "assistant", "content": ""}
+        return [self._chunk(index, first, None, None) for index in range(len(self._choices))]
+
+    def take(self, index: int, output: Output) -> list[dict[str, Any]]:
+        """The chunks of one output."""
+        self._usage.take(index, output)
+        choice = self._choices[index]
+        deltas = choice.take(output)
+        self._usage.reasoning += len(output.tokens) if deltas and all(delta.reasoning for delta in deltas) else 0
+        chunks = [self._chunk(index, self._delta(index, delta), None, None) for delta in deltas]
+        if self._body.logprobs and output.tokens:
+            logprobs = chat_logprobs(self._service.text, output.tokens, self._body.top_logprobs or 0)
+            if chunks:
+                chunks[0]["choices"][0]["logprobs"] = logprobs
+            else:
+                chunks = [self._chunk(index, {}, logprobs, None)]
+        if output.finish is not None:
+            chunks.append(self._chunk(index, {}, None, choice.finish))
+        return chunks
+
+    def _delta(self, index: int, delta: Delta) -> dict[str, Any]:
+        if delta.call is not None:
+            number = self._called[index]
+            self._called[index] += 1
+            return {"tool_calls": [{"index": number, **delta.call.as_dict()}]}
+        return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self._frame, "object": "chat.completion.chunk", "choices": [choice], **usage}
+
+    @property
+    def _with_usage(self) -> bool:
+        return self._body.stream_options is not None and self._body.stream_options.include_usage
+
+    def end(self) -> list[dict[str, Any]]:
+        """The chunk of usage, where it was asked for."""
+        if not self._with_usage:
+            return []
+        return [{**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": self._usage.as_dict()}]
+
+    def whole(self) -> dict[str, Any]:
+        """The reply that is not streamed."""
+        choices = [self._message(index, choice) for index, choice in enumerate(self._choices)]
+        return {**self._frame, "object": "chat.completion", "choices": choices, "usage": self._usage.as_dict()}
+
+    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
+        content = "".join(delta.content for delta in choice.deltas)
+        thought = "".join(delta.reasoning for delta in choice.deltas)
+        calls = [delta.call.as_dict() for delta in choice.deltas if delta.call is not None]
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = None
+        if self._body.logprobs:
+            logprobs = chat_logprobs(self._service.text, choice.tokens, self._body.top_logprobs or 0)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}

@@ -1,0 +1,142 @@
+"""Output that must match a grammar: masks of allowed tokens by llguidance (https://github.com/guidance-ai/llguidance).
+
+The web server checks a grammar before it is queued (`check_grammar`); the engine process compiles it (`Grammars`) and
+masks the logits, so a text that ends by itself always matches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.engine.model import Model
+from colibri.errors import ArgumentError, UnsupportedError
+from colibri.text import Tokenizer
+
+MAX_GRAMMAR = 1 << 18  # characters
+KEPT_GRAMMARS = 32
+# One optional space or line end between tokens of JSON: free white space lets a doubtful model pad without end.
+_JSON_LAYOUT: Any = {"whitespace_flexible": False, "whitespace_pattern": r"[ \n]?"}
+
+
+def json_grammar(schema: dict[str, Any] | bool) -> str:
+    """The grammar of the JSON values that a schema allows. Raises ArgumentError for a schema that is not understood."""
+    from llguidance import LLMatcher
+
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_LAYOUT)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"response_format.json_schema.schema: {error}") from None
+    return grammar
+
+
+def lark_grammar(text: str) -> str:
+    """The grammar written in Lark's notation, or in GBNF (llama.cpp's), which has `::=`."""
+    from llguidance import LLMatcher
+
+    if "::=" in text:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            text = any_to_lark(text)
+        except Exception as error:  # the converter raises whatever its parser meets
+            raise ArgumentError(f"grammar: this GBNF cannot be read: {error}") from None
+    grammar: str = LLMatcher.grammar_from_lark(text)
+    return grammar
+
+
+def check_grammar(name: str, grammar: str) -> None:
+    """Raise ArgumentError, which calls the grammar `name`, when it is malformed or beyond the limits."""
+    from llguidance import LLMatcher
+
+    if len(grammar) > MAX_GRAMMAR:
+        raise ArgumentError(f"{name}: found {len(grammar)} characters, expected at most {MAX_GRAMMAR}")
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed:
+        raise ArgumentError(f"{name}: {messages[0] if messages else 'not understood'}"[:2000])
+
+
+class _Pieces:
+    """The tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        ends = sorted(tokenizer.eos_ids)
+        self._tokenizer = tokenizer
+        self.eos_token_id = ends[0] if ends else 0
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.special_token_ids = [token for token in range(size) if tokenizer.is_special(token)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_special=False)
+
+
+class Grammars:
+    """Compiles grammars for one model; the latest ones are kept."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._tokenizer: Any = None
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+
+    def constraint(self, grammar: str) -> GrammarConstraint:
+        """A fresh state of a grammar. Raises ArgumentError when it does not compile."""
+        matcher = self._matchers.get(grammar)
+        if matcher is None:
+            matcher = self._compile(grammar)
+            self._matchers[grammar] = matcher
+            if len(self._matchers) > KEPT_GRAMMARS:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end(grammar)
+        return GrammarConstraint(matcher.deep_copy(), self._model.config.vocab_size, self._model.end_ids)
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._wrapped(), grammar, log_level=0)
+        if matcher.is_error():
+            raise ArgumentError(f"grammar: {matcher.get_error()}"[:2000])
+        return matcher
+
+    def _wrapped(self) -> Any:
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            if not self._model.has_tokenizer or not self._model.end_ids:
+                raise UnsupportedError("grammar: the checkpoint has no tokenizer with an end token; send none")
+            size = self._model.tokenizer.vocab_size
+            wrapper = TokenizerWrapper(_Pieces(self._model.tokenizer, size))
+            self._tokenizer = LLTokenizer(wrapper, n_vocab=size, eos_token=sorted(self._model.end_ids))
+        return self._tokenizer
+
+
+class GrammarConstraint:
+    """The state of one text within its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._allowed = np.zeros(vocab_size, bool)
+        self._end_ids: Sequence[int] = sorted(end_ids)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next (vocab,). Raises ArgumentError when the grammar has become too complex."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise ArgumentError(f"grammar: {self._matcher.get_error()}"[:2000])
+        known = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        size = min(len(known), len(self._allowed))
+        self._allowed[:size] = known[:size]
+        return self._allowed
+
+    def accept(self, token: int) -> bool:
+        """Take up a token that was allowed; True when nothing may follow it but the end."""
+        if token in self._end_ids:
+            return True
+        if not self._matcher.consume_token(token):
+            raise ArgumentError(f"grammar: {self._matcher.get_error()}"[:2000])
+        return bool(self._matcher.is_stopped())

@@ -1,0 +1,92 @@
+"""/infer, /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from colibri.config import SamplingParams
+from colibri.server.chat import messages_of
+from colibri.server.problems import bad_request, context_exceeded, json_response
+from colibri.server.prompt_logits import ALL
+from colibri.server.protocol import PromptLogits, Submit
+from colibri.server.replies import token_name
+from colibri.server.schema import DetokenizeRequest, InferRequest, TokenizeRequest
+from colibri.server.service import Service
+from colibri.server.streaming import unless_left
+
+MAX_LOGITS = 1 << 22  # numbers in one reply
+
+
+async def infer(service: Service, body: InferRequest, request: Request) -> Response:
+    """One pass over a prompt: the logits of the last position or of all, or the likeliest next tokens."""
+    service.check_model(body.model)
+    ids = await service.encode(body.prompt, add_special=True) if isinstance(body.prompt, str) else body.prompt
+    service.check_ids(ids, "prompt")
+    if len(ids) > service.ready.context:
+        raise context_exceeded(len(ids), service.ready.context)
+    every = body.positions == "all"
+    if body.top_k is None and every and len(ids) * service.vocab_size > MAX_LOGITS:
+        raise bad_request(
+            f"positions: all logits of {len(ids)} tokens are {len(ids) * service.vocab_size} numbers, at most "
+            f"{MAX_LOGITS} are sent; give top_k or a shorter prompt", "positions",
+        )  # fmt: skip
+    report = ALL if body.top_k is None else min(body.top_k, service.vocab_size)
+    params = SamplingParams(max_tokens=0)
+    command = Submit(0, tuple(ids), params, prompt_logits=report, last_only=not every)
+    return await unless_left(request, _infer(service, command))
+
+
+async def _infer(service: Service, command: Submit) -> Response:
+    known: list[PromptLogits] = []
+    with service.submit([command]) as outputs:
+        async for _, output in outputs.all():
+            known += output.prompt
+    return await asyncio.to_thread(_inferred, service, command, known)
+
+
+def _inferred(service: Service, command: Submit, known: list[PromptLogits]) -> Response:
+    first = len(command.ids) - len(known)
+    results = [{"position": first + place, **_position(service, found)} for place, found in enumerate(known)]
+    body: dict[str, Any] = {"model": service.name, "tokens": list(command.ids), "vocab_size": service.vocab_size}
+    if command.last_only:
+        return json_response({**body, **results[-1]})
+    return json_response({**body, "positions": results})
+
+
+def _position(service: Service, found: PromptLogits) -> dict[str, Any]:
+    if found.logits is not None:
+        return {"logits": np.frombuffer(found.logits, np.float32).astype(float).round(6).tolist()}
+    return {
+        "top": [
+            {"id": token, "token": token_name(service.tokenizer, token), "logprob": logprob}
+            for token, logprob in found.top
+        ]
+    }
+
+
+async def tokenize(service: Service, body: TokenizeRequest) -> Response:
+    """Ids of a text or of a rendered chat."""
+    service.check_model(body.model)
+    tokenizer = service.text
+    if body.messages is not None:
+        messages = messages_of(body.messages)
+        text = await asyncio.to_thread(tokenizer.render_chat, messages)
+        ids = await asyncio.to_thread(tokenizer.encode, text, False)
+    else:
+        ids = await asyncio.to_thread(tokenizer.encode, body.text or "", body.add_special)
+    result: dict[str, Any] = {"tokens": ids, "count": len(ids), "context": service.ready.context}
+    if body.pieces:
+        result["pieces"] = [token_name(tokenizer, token) for token in ids]
+    return json_response(result)
+
+
+async def detokenize(service: Service, body: DetokenizeRequest) -> Response:
+    """Text of ids."""
+    service.check_model(body.model)
+    service.check_ids(body.ids, "ids")
+    return json_response({"text": service.text.decode(body.ids)})

@@ -1,0 +1,238 @@
+"""What the routes share: the engine, the tokenizer, admission, and the outputs of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from colibri.engine.model import model_path
+from colibri.errors import ColibriError
+from colibri.server.live import Live
+from colibri.server.metrics import Metrics
+from colibri.server.problems import ApiError, bad_request, engine_lost
+from colibri.server.protocol import Output, Ready, Stats, Submit
+from colibri.server.settings import ServerSettings
+from colibri.server.supervisor import Supervisor, Ticket
+from colibri.text import Tokenizer, load_tokenizer
+from colibri.weights.checkpoint import open_checkpoint
+
+DEFAULT_REQUEST_S = 2.0  # guess of a request's time before any has ended
+MAX_RETRY_S = 60
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When a ticket's tokens came."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    last: float = 0.0
+
+
+class Service:
+    """One model, served."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.supervisor = Supervisor(settings.load)
+        self.metrics = Metrics()
+        self.live = Live(self.supervisor)
+        self.draining = asyncio.Event()
+        self.created = int(time.time())
+        self.tokenizer: Tokenizer | None = None
+        self.name = settings.model_name or "colibri"
+        self._clocks: dict[int, _Clock] = {}
+        self._request_s = DEFAULT_REQUEST_S
+        self._restarts = 0
+        self.supervisor.on_output = self._note
+        self.supervisor.on_stats = self._take_stats
+
+    async def start(self) -> Ready:
+        """Load the tokenizer here and the model there. Raises ColibriError or RuntimeError."""
+        self.supervisor.start()
+        self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        ready = await self.supervisor.wait_ready()
+        if self.settings.model_name is None:
+            self.name = "-".join(str(ready.model["name"]).lower().split()) or "colibri"
+        self.live.model(ready, self.name)
+        return ready
+
+    async def stop(self) -> None:
+        """End the engine."""
+        self.draining.set()
+        await self.supervisor.stop()
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        checkpoint = open_checkpoint(model_path(self.settings.load.path))
+        try:
+            tokenizer = load_tokenizer(checkpoint.tokenizer_source, file=checkpoint.path)
+            tokenizer.encode("")
+        except ColibriError:
+            return None  # the engine says whether it runs without one
+        return tokenizer
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine said of the model. Raises ApiError while it is not there."""
+        supervisor = self.supervisor
+        if supervisor.ready is None or supervisor.state != "ready":
+            raise ApiError(
+                503, f"The engine is {supervisor.state}.", code="engine_unavailable", headers={"Retry-After": "2"}
+            )
+        return supervisor.ready
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError unless the request is for this model."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"The model {name!r} is not served here; {self.name!r} is.", param="model", code="model_not_found"
+            )
+
+    @property
+    def text(self) -> Tokenizer:
+        """The tokenizer. Raises ApiError where the checkpoint has none."""
+        if self.tokenizer is None:
+            raise bad_request("This model has no tokenizer: give token ids to /v1/completions or /infer.")
+        return self.tokenizer
+
+    async def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Ids of a text, without holding up other requests."""
+        ids = await asyncio.to_thread(self.text.encode, text, add_special)
+        if not ids and add_special and self.text.bos_id is not None:
+            return [self.text.bos_id]
+        return ids
+
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        """Raise ApiError for ids that the model does not know."""
+        size = self.vocab_size
+        for position, value in enumerate(ids):
+            if value >= size:
+                raise bad_request(f"{field}: token id {value} at position {position}, expected 0..{size - 1}", field)
+        if not ids:
+            raise bad_request(f"{field}: found no tokens, expected at least one", field)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model knows."""
+        return int(self.ready.model["vocab_size"])
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def admit(self, count: int) -> None:
+        """Raise ApiError when `count` more sequences cannot be queued."""
+        if self.draining.is_set():
+            raise ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Connection": "close"})
+        room = self.ready.sequences + self.settings.queue
+        if count > room:
+            raise bad_request(f"The request asks for {count} sequences; at most {room} fit into the queue.", "n")
+        if self.supervisor.pending + count > room:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429, f"The queue is full: {self.supervisor.pending} requests wait or run.",
+                code="queue_full", headers={"Retry-After": str(self._retry_after())},
+            )  # fmt: skip
+
+    def _retry_after(self) -> int:
+        """Seconds until about one place is free: how long requests take, over how many run at once."""
+        return max(1, min(MAX_RETRY_S, math.ceil(self._request_s / max(1, self.ready.sequences))))
+
+    def submit(self, commands: Sequence[Submit]) -> Outputs:
+        """Queue sequences; their outputs, together. Raises ApiError when they are refused."""
+        self.admit(len(commands))
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        tickets = [self.supervisor.submit(command, outputs) for command in commands]
+        self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
+        return Outputs(self, tickets, outputs)
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Nobody waits for these any more."""
+        left = [ticket for ticket in tickets if not ticket.done]
+        for ticket in left:
+            self._clocks.pop(ticket.request, None)
+            self.supervisor.cancel(ticket)
+        if left:
+            self.metrics.cancelled.inc()
+
+    # ---- what the engine reports ---------------------------------------------------------------------------------
+
+    def _note(self, ticket: Ticket, output: Output) -> None:
+        clock = self._clocks.get(ticket.request)
+        if clock is None:
+            return
+        now = time.monotonic()
+        if output.tokens:
+            self.live.tokens(len(output.tokens))
+            if not clock.last:
+                self.metrics.first_token.observe(now - clock.submitted)
+            else:
+                for _ in output.tokens:
+                    self.metrics.between_tokens.observe((now - clock.last) / len(output.tokens))
+            clock.last = now
+        if output.finish is not None:
+            self._request_s += 0.2 * (now - clock.submitted - self._request_s)
+            del self._clocks[ticket.request]
+
+    def _take_stats(self, stats: Stats) -> None:
+        if self.supervisor.restarts != self._restarts:
+            self._restarts = self.supervisor.restarts
+            self.metrics.restarted()
+        self.metrics.take(stats, self.live.rate())
+        self.live.take(stats)
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """Status and body of /health."""
+        supervisor = self.supervisor
+        state = "draining" if self.draining.is_set() else supervisor.state
+        body: dict[str, Any] = {
+            "status": "ok" if state == "ready" else state,
+            "model": self.name,
+            "engine": {"state": supervisor.state, "restarts": supervisor.restarts, "pending": supervisor.pending},
+        }
+        if supervisor.failure is not None and state != "ready":
+            body["reason"] = supervisor.failure
+        return 200 if state == "ready" else 503, body
+
+
+class Outputs:
+    """The outputs of one HTTP request's sequences, for a with statement, whose end cancels what still runs."""
+
+    def __init__(self, service: Service, tickets: Sequence[Ticket], queue: asyncio.Queue[Output]) -> None:
+        self._service = service
+        self._tickets = tickets
+        self._queue = queue
+        self._index = {ticket.request: index for index, ticket in enumerate(tickets)}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    async def next(self, timeout: float | None = None) -> tuple[int, Output] | None:
+        """Which sequence, and what it got. None after `timeout` seconds of silence. Raises ApiError for lost ones."""
+        try:
+            output = await asyncio.wait_for(self._queue.get(), timeout)
+        except TimeoutError:
+            return None
+        if output.finish == "lost":
+            raise engine_lost()
+        if output.error is not None:
+            raise bad_request(output.error) if output.bad_request else ApiError(500, output.error, code="engine_error")
+        return self._index[output.request], output
+
+    async def all(self) -> AsyncIterator[tuple[int, Output]]:
+        """Every output until all sequences have ended."""
+        left = len(self._tickets)
+        while left:
+            found = await self.next()
+            assert found is not None
+            left -= found[1].finish is not None
+            yield found
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.cancel(self._tickets)

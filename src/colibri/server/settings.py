@@ -1,0 +1,59 @@
+"""Settings of the service."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from colibri.config import LoadOptions, check_integer, check_number
+from colibri.errors import ArgumentError
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How the service listens and what it allows.
+
+    queue: requests that may wait beyond those that run. body_bytes: the largest request. drain_s: how long requests in
+    flight may go on after SIGTERM. keep_alive_s: silence after which a stream gets a comment. open_to_all: listen
+    beyond this machine without an API key. allowed_hosts: names under which browsers may reach the service.
+    """
+
+    load: LoadOptions = field(default_factory=LoadOptions)
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    open_to_all: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    queue: int = 64
+    body_bytes: int = 8 << 20
+    drain_s: float = 30.0
+    keep_alive_s: float = 10.0
+    model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("port", self.port, 0, 65535)
+        check_integer("queue", self.queue, 0, 1 << 20)
+        check_integer("body_bytes", self.body_bytes, 1024, 1 << 32)
+        check_number("drain_s", self.drain_s, 0, 86400)
+        check_number("keep_alive_s", self.keep_alive_s, 0, 3600, open_low=True)
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ArgumentError("api_key: found letters beyond ASCII, which HTTP headers cannot carry")
+        if self.api_key == "":
+            raise ArgumentError("api_key: found an empty text, expected a key")
+        if not is_loopback(self.host) and self.api_key is None and not self.open_to_all:
+            raise ArgumentError(
+                f"host: {self.host} is reachable from other machines and there is no API key; give --api-key, or "
+                "--open-to-all when everyone who can reach this address may use it"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

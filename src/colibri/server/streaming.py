@@ -1,0 +1,121 @@
+"""Server-sent events, and requests whose client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from colibri.server.problems import ApiError
+from colibri.server.protocol import Output
+from colibri.server.service import Outputs
+
+T = TypeVar("T")
+
+CLIENT_LEFT = 499  # the status that nginx made common; nobody is there to read it
+DONE = "data: [DONE]\n\n"
+
+log = logging.getLogger("colibri.server")
+
+
+class Chunks(Protocol):
+    """Makes the objects of a stream from what the sequences get."""
+
+    def begin(self) -> list[dict[str, Any]]: ...
+
+    def take(self, index: int, output: Output) -> list[dict[str, Any]]: ...
+
+    def end(self) -> list[dict[str, Any]]: ...
+
+
+def event(value: Any) -> str:
+    """One event."""
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+async def left(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stream(outputs: Outputs, chunks: Chunks, keep_alive_s: float) -> AsyncGenerator[str, None]:
+    """The events of a request, comments when nothing was said for a while, and [DONE]. An error is the last event."""
+    last = time.monotonic()
+    running = len(outputs)
+    try:
+        for chunk in chunks.begin():
+            yield event(chunk)
+        while running:
+            found = await outputs.next(keep_alive_s)
+            made = chunks.take(*found) if found is not None else []
+            running -= found is not None and found[1].finish is not None
+            for chunk in made:
+                yield event(chunk)
+            now = time.monotonic()
+            if made:
+                last = now
+            elif now - last >= keep_alive_s:
+                last = now
+                yield ": keep-alive\n\n"
+        for chunk in chunks.end():
+            yield event(chunk)
+        yield DONE
+    except ApiError as error:
+        yield event(error.body())
+    except Exception:
+        log.exception("a stream failed")
+        yield event(ApiError(500, "The server failed; its log has the details.").body())
+
+
+class EventStream(Response):
+    """Sends events until they end or the client leaves, then closes their source."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[str, None], close: contextlib.AbstractContextManager[Any]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        with self._close:
+            tasks = [asyncio.ensure_future(left(receive)), asyncio.ensure_future(self._send(send))]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with contextlib.suppress(OSError):
+            async for text in self._events:
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves before it is there."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(left(request.receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise ApiError(CLIENT_LEFT, "The client left.")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

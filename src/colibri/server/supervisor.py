@@ -1,0 +1,250 @@
+"""The engine process as the web server sees it: started, spoken to, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from colibri.config import LoadOptions
+from colibri.server.protocol import (
+    VERSION,
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Hello,
+    Output,
+    Ready,
+    Start,
+    Stats,
+    Step,
+    Stop,
+    Submit,
+    Watch,
+)
+
+State = Literal["loading", "ready", "restarting", "failed", "stopped"]
+
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 30.0
+STABLE_S = 60.0  # an engine that ran this long starts again at once
+END_S = 5.0  # for an engine to end by itself before it is killed
+
+log = logging.getLogger("colibri.server")
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One sequence in the engine, and where its outputs go."""
+
+    request: int
+    outputs: asyncio.Queue[Output]
+    done: bool = False
+
+
+class _Incarnation:
+    """One process with its socket, a thread that reads from it and one that writes to it."""
+
+    def __init__(self, options: LoadOptions, receive: Callable[[_Incarnation, Event | None], None]) -> None:
+        self.started = time.monotonic()
+        self._receive = receive
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ)
+        package = str(Path(__file__).absolute().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "colibri.server.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._connection = Connection(ours.detach())
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        for target in (self._read, self._write):
+            threading.Thread(target=target, name=f"engine-{target.__name__}", daemon=True).start()
+        self.send(Start(VERSION, options))
+
+    def send(self, command: Command) -> None:
+        """Queue a command; one that cannot be delivered is dropped, as the reader notices the end."""
+        self._commands.put(command)
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._receive(self, self._connection.recv())
+        self._commands.put(None)
+        self.process.wait()
+        self._receive(self, None)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            while (command := self._commands.get()) is not None:
+                self._connection.send(command)
+
+    def end(self) -> None:
+        """Wait for the process to end; kill it when it takes too long."""
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Supervisor:
+    """Keeps an engine running and gives out tickets. All methods belong to the event loop's thread."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        self.options = options
+        self.state: State = "loading"
+        self.ready: Ready | None = None
+        self.stats: Stats | None = None
+        self.restarts = 0
+        self.failure: str | None = None
+        self.on_stats: Callable[[Stats], None] = lambda stats: None
+        self.on_output: Callable[[Ticket, Output], None] = lambda ticket, output: None
+        self.last_heard = time.monotonic()
+        self._engine: _Incarnation | None = None
+        self._tickets: dict[int, Ticket] = {}
+        self._next = 1
+        self._backoff = FIRST_BACKOFF_S
+        self._changed = asyncio.Event()
+        self._watching = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def pending(self) -> int:
+        """Sequences that wait or run."""
+        return len(self._tickets)
+
+    def start(self) -> None:
+        """Start the process; `wait_ready` tells how it went."""
+        self._loop = asyncio.get_running_loop()
+        loop = self._loop
+
+        def receive(engine: _Incarnation, event: Event | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._heard, engine, event)
+
+        self._engine = _Incarnation(self.options, receive)
+
+    async def wait_ready(self) -> Ready:
+        """The model, once it is loaded. Raises RuntimeError with the reason when it cannot be."""
+        while self.state in ("loading", "restarting"):
+            await self._changed.wait()
+            self._changed.clear()
+        if self.ready is None or self.state != "ready":
+            raise RuntimeError(self.failure or "the engine did not start")
+        return self.ready
+
+    def submit(self, command: Submit, outputs: asyncio.Queue[Output]) -> Ticket:
+        """Queue a sequence, whose outputs go to the queue; its request number is given here."""
+        assert self._engine is not None
+        ticket = Ticket(self._next, outputs)
+        self._next += 1
+        self._tickets[ticket.request] = ticket
+        self._engine.send(replace(command, request=ticket.request))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for this ticket any more; harmless when it is done."""
+        if self._tickets.pop(ticket.request, None) is not None and self._engine is not None:
+            self._engine.send(Cancel(ticket.request))
+        ticket.done = True
+
+    def watch_experts(self, watching: bool) -> None:
+        """Ask for routing counts, or no more."""
+        self._watching = watching
+        if self._engine is not None:
+            self._engine.send(Watch(watching))
+
+    async def stop(self) -> None:
+        """End the process; what still runs is lost."""
+        self._set("stopped")
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._engine is not None:
+            self._engine.send(Stop())
+            await asyncio.to_thread(self._engine.end)
+        self._lose()
+
+    # ---- what the process says -----------------------------------------------------------------------------------
+
+    def _heard(self, engine: _Incarnation, event: Event | None) -> None:
+        if engine is not self._engine:
+            return
+        self.last_heard = time.monotonic()
+        match event:
+            case None:
+                self._died(engine)
+            case Step(outputs):
+                for output in outputs:
+                    self._pass_on(output)
+            case Stats():
+                self.stats = event
+                self.on_stats(event)
+            case Ready():
+                self.ready = event
+                if self._watching:
+                    engine.send(Watch(True))
+                self._set("ready")
+            case Hello(version):
+                if version != VERSION:
+                    self.failure = f"the engine speaks version {version} of the messages, the web server {VERSION}"
+                    engine.process.kill()
+            case Failed(_, message):
+                self.failure = message
+
+    def _pass_on(self, output: Output) -> None:
+        ticket = self._tickets.get(output.request)
+        if ticket is None:
+            return
+        if output.finish is not None:
+            ticket.done = True
+            del self._tickets[output.request]
+        self.on_output(ticket, output)
+        ticket.outputs.put_nowait(output)
+
+    def _died(self, engine: _Incarnation) -> None:
+        self._lose()
+        self.stats = None
+        if self.state == "stopped":
+            return
+        if self.ready is None:  # it never ran: starting again would fail again
+            self.failure = self.failure or f"the engine ended with status {engine.process.returncode}"
+            self._set("failed")
+            return
+        if time.monotonic() - engine.started > STABLE_S:
+            self._backoff = FIRST_BACKOFF_S
+        log.error("the engine ended with status %s; restarting in %.1f s", engine.process.returncode, self._backoff)
+        self.restarts += 1
+        self._set("restarting")
+        self._restarting = asyncio.get_running_loop().create_task(self._restart())
+
+    async def _restart(self) -> None:
+        await asyncio.sleep(self._backoff)
+        self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
+        self.start()
+
+    def _lose(self) -> None:
+        """Every request in flight gets its end."""
+        for ticket in self._tickets.values():
+            ticket.done = True
+            ticket.outputs.put_nowait(Output(ticket.request, finish="lost", error="the engine ended unexpectedly"))
+        self._tickets.clear()
+
+    def _set(self, state: State) -> None:
+        self.state = state
+        self._changed.set()

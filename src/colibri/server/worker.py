@@ -1,0 +1,256 @@
+"""The engine process: commands in, steps, outputs out.
+
+One thread does everything in turn, so that no other Python thread ever holds up a step. The collector of cycles is off
+while steps run; it works when the engine rests, and briefly between steps once in a while.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from colibri import ops
+from colibri.config import LoadOptions
+from colibri.engine.loading import open_model
+from colibri.engine.model import Model
+from colibri.engine.sequence import Sequence
+from colibri.errors import ArgumentError, ColibriError
+from colibri.server.constraints import Grammars
+from colibri.server.prompt_logits import PromptWatcher
+from colibri.server.protocol import (
+    VERSION,
+    Cancel,
+    Command,
+    EngineTotals,
+    Event,
+    Failed,
+    Hello,
+    Output,
+    Ready,
+    Start,
+    Stats,
+    Step,
+    Stop,
+    Submit,
+    Watch,
+)
+
+BUSY_STATS_S = 0.2
+IDLE_STATS_S = 2.0
+BUSY_COLLECT_S = 30.0
+EXIT_BAD_MODEL = 3
+
+
+class _Running:
+    """A sequence and what was reported of it."""
+
+    def __init__(self, sequence: Sequence, prompt: PromptWatcher | None) -> None:
+        self.sequence = sequence
+        self.prompt = prompt
+        self.prefilled = 0
+
+
+class Worker:
+    """Runs one model for one web server."""
+
+    def __init__(self, connection: Connection, model: Model, sequences: int) -> None:
+        self._connection = connection
+        self._model = model
+        self._sequences = sequences
+        self._running: dict[int, _Running] = {}
+        self._grammars = Grammars(model)
+        self._totals = EngineTotals()
+        self._experts = False
+        self._next_stats = 0.0
+        self._collected = time.monotonic()
+        self._dirty = False
+
+    def run(self) -> None:
+        """Serve until told to stop or until the web server is gone."""
+        while self._receive():
+            if self._running:
+                self._step()
+            self._stats()
+            self._collect()
+
+    # ---- commands ------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> bool:
+        """Take up what has come; waits only when there is nothing to do. False at the end."""
+        try:
+            wait = 0.0 if self._running else max(self._next_stats - time.monotonic(), 0.01)
+            while self._connection.poll(wait):
+                command: Command = self._connection.recv()
+                if isinstance(command, Stop):
+                    return False
+                self._take(command)
+                wait = 0.0
+        except (EOFError, ConnectionError):
+            return False
+        return True
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Cancel(request):
+                running = self._running.pop(request, None)
+                if running is not None:
+                    self._model.engine.cancel(running.sequence)
+            case Watch(experts):
+                self._experts = experts
+                self._next_stats = 0.0
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            constraint = None if command.grammar is None else self._grammars.constraint(command.grammar)
+            prompt = None
+            if command.prompt_logits is not None:
+                prompt = PromptWatcher(command.ids, command.prompt_logits)
+            sequence = self._model.sequence(
+                command.ids, command.params, continues=command.continues, keep_special=command.keep_special,
+                constraint=constraint, prompt_watcher=prompt,
+            )  # fmt: skip
+        except ColibriError as error:
+            self._send(Step((Output(command.request, finish="cancelled", error=str(error), bad_request=True),)))
+            return
+        self._running[command.request] = _Running(sequence, prompt)
+        self._totals.prompt_tokens += len(command.ids)
+        self._model.engine.add(sequence)
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        self._model.engine.step()
+        took = time.perf_counter() - start
+        totals = self._totals
+        totals.steps += 1
+        totals.step_s += took
+        totals.longest_step_s = max(totals.longest_step_s, took)
+        self._dirty = True
+        outputs = tuple(
+            output for request, running in list(self._running.items()) for output in self._news(request, running)
+        )
+        if outputs:
+            self._send(Step(outputs))
+
+    def _news(self, request: int, running: _Running) -> list[Output]:
+        """What is new for a request, if anything is."""
+        sequence = running.sequence
+        prefilled = min(sequence.computed, sequence.prompt_length)
+        prompt = running.prompt.take() if running.prompt is not None else ()
+        finish = sequence.finish_reason
+        if not sequence.output and finish is None and prefilled == running.prefilled and not prompt:
+            return []
+        running.prefilled = prefilled
+        tokens = tuple(sequence.output)
+        sequence.output.clear()
+        self._totals.tokens += len(tokens)
+        error = None if sequence.error is None else str(sequence.error)
+        if finish is not None:
+            del self._running[request]
+            self._totals.cached_tokens += sequence.cached
+        fault = isinstance(sequence.error, ArgumentError)
+        return [Output(request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt)]
+
+    # ---- between steps -------------------------------------------------------------------------------------------
+
+    def _stats(self) -> None:
+        now = time.monotonic()
+        if now < self._next_stats:
+            return
+        self._next_stats = now + (BUSY_STATS_S if self._running else IDLE_STATS_S)
+        engine, model, totals = self._model.engine, self._model, self._totals
+        counts = np.ascontiguousarray(model.routing.counts).tobytes() if self._experts else None
+        self._send(
+            Stats(
+                running=engine.running,
+                waiting=engine.waiting,
+                steps=totals.steps,
+                step_s=totals.step_s,
+                longest_step_s=totals.longest_step_s,
+                prompt_tokens=totals.prompt_tokens,
+                cached_tokens=totals.cached_tokens,
+                tokens=totals.tokens,
+                cache_blocks=engine.cache.blocks,
+                cache_free=engine.cache.free_blocks,
+                memory=model.memory(),
+                routing={**model.routing_summary(), "bytes_read": model.experts.counters.bytes_read},
+                counts=counts,
+            )
+        )
+        totals.longest_step_s = 0.0
+
+    def _collect(self) -> None:
+        now = time.monotonic()
+        if self._dirty and not self._running:
+            gc.collect()
+            self._dirty = False
+            self._collected = now
+        elif now - self._collected > BUSY_COLLECT_S:
+            gc.collect(0)
+            self._collected = now
+
+    def _send(self, event: Event) -> None:
+        self._connection.send(event)
+
+    def ready(self) -> Ready:
+        """What the web server should know of the model."""
+        model = self._model
+        facts = {**model.describe(), "vocab_size": model.config.vocab_size}
+        return Ready(
+            model=facts, context=model.context, sequences=self._sequences, threads=ops.threads(),
+            isa=ops.isa(), plan=plan_summary(model), notes=model.notes, load_s=model.load_s,
+        )  # fmt: skip
+
+
+def plan_summary(model: Model) -> dict[str, int | bool]:
+    """The memory plan in bytes."""
+    return {"budget_bytes": model.plan.budget, "fits": model.plan.fits, "cache_bytes": model.engine.cache.nbytes}
+
+
+def serve(connection: Connection) -> int:
+    """Load what the first message names and serve it; the exit status."""
+    import os
+
+    connection.send(Hello(VERSION, os.getpid()))
+    start = connection.recv()
+    if not isinstance(start, Start) or start.version != VERSION:
+        connection.send(Failed(-3, f"the web server speaks version {getattr(start, 'version', None)}, not {VERSION}"))
+        return EXIT_BAD_MODEL
+    options: LoadOptions = start.options
+    try:
+        model = open_model(options)
+        worker = Worker(connection, model, options.sequences)
+        if model.has_tokenizer:
+            model.tokenizer.eos_ids  # noqa: B018 (reads the vocabulary now, not in the first request)
+    except ColibriError as error:
+        connection.send(Failed(error.code, str(error)))
+        return EXIT_BAD_MODEL
+    with model:
+        connection.send(worker.ready())
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        worker.run()
+    return 0
+
+
+def main() -> int:
+    """Entry of the process: the number of an open socket is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the web server decides when the engine ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return serve(Connection(int(sys.argv[1])))
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
