@@ -19,7 +19,7 @@ Piece = tuple[ops.Tensor, TensorInfo, int, int]
 class Job:
     """One expert being read; its pieces may be read by several threads at once."""
 
-    __slots__ = ("ahead", "done", "error", "expert", "key", "pending", "pieces", "slot", "urgent")
+    __slots__ = ("done", "ended", "error", "expert", "key", "pending", "pieces", "slot", "urgent")
 
     def __init__(self, key: int, slot: Slot, expert: Expert, pieces: deque[Piece], urgent: bool) -> None:
         self.key = key
@@ -28,7 +28,7 @@ class Job:
         self.pieces = pieces
         self.pending = len(pieces)
         self.urgent = urgent
-        self.ahead = not urgent  # read ahead of its need
+        self.ended: Callable[[], None] | None = None  # hears, under the lock, that it is done, well or badly
         self.done = False
         self.error: ColibriError | None = None
 

@@ -13,16 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
+Uses = NDArray[np.integer]
 
 
 class Policy(Protocol):
     """Ranks experts."""
 
-    def touch(self, layer: int, keys: Sequence[int]) -> None:
-        """A step needed these experts of one layer, each once; layers come in rising order within a step."""
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
+        """A step of so many rows (tokens) needed these experts of one layer; layers come in rising order within a step.
+
+        `uses` says how many rows chose each; None: one each.
+        """
 
     def values(self) -> Values:
         """How much each key is worth keeping now (keys,); the lowest goes first. Not to be changed by the caller."""
+
+    def warm(self, shares: Values, tokens: float) -> None:
+        """Begin as if `tokens` tokens had been seen that chose each key (keys,) in this share of cases."""
 
 
 class LeastRecentlyUsed:
@@ -32,7 +39,7 @@ class LeastRecentlyUsed:
         self._last = np.zeros(layers * experts)
         self._clock = 0
 
-    def touch(self, layer: int, keys: Sequence[int]) -> None:
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
         """A step needed these experts of one layer."""
         self._clock += 1
         self._last[keys] = self._clock
@@ -41,6 +48,10 @@ class LeastRecentlyUsed:
         """The clock of the last use."""
         return self._last
 
+    def warm(self, shares: Values, tokens: float) -> None:
+        """A use long ago for what was needed most."""
+        self._last += np.argsort(np.argsort(shares)) / len(shares)
+
 
 class _DecayedFrequency:
     """Uses of each key, a use `half_life` tokens ago counting half. The unit grows instead of all counts shrinking."""
@@ -48,20 +59,38 @@ class _DecayedFrequency:
     def __init__(self, layers: int, experts: int, half_life: float) -> None:
         self.counts = np.zeros(layers * experts)
         self.unit = 1.0
-        self._growth = 2.0 ** (1.0 / half_life)
+        self.tokens = 0.0  # faded number of tokens
+        self._half_life = half_life
         self._layer = layers
 
-    def touch(self, layer: int, keys: Sequence[int]) -> bool:
-        """Count one use of each key; True when a new token began."""
-        began = layer <= self._layer
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None, rows: int) -> None:
+        """Count the uses of a step, each of its rows at its own age."""
+        if layer <= self._layer:
+            self._begin(rows)
         self._layer = layer
-        if began:
-            self.unit *= self._growth
-            if self.unit > 1e100:
-                self.counts /= self.unit
-                self.unit = 1.0
-        self.counts[keys] += self.unit
-        return began
+        if rows == 1:
+            self.counts[keys] += self.unit
+        else:
+            self.counts[keys] += self.unit * self._weight(rows) * (1.0 if uses is None else uses)
+
+    def warm(self, shares: Values, tokens: float) -> None:
+        """Add so many tokens that chose each key in this share of cases."""
+        self.counts += shares * tokens * self.unit
+        self.tokens += tokens * self.unit
+
+    def _begin(self, rows: int) -> None:
+        growth = 2.0 ** (min(rows, 16 * self._half_life) / self._half_life)
+        if self.unit * growth > 1e100:
+            self.counts /= self.unit
+            self.tokens /= self.unit
+            self.unit = 1.0
+        self.unit *= growth
+        self.tokens += self.unit * self._weight(rows) * rows
+
+    def _weight(self, rows: int) -> float:
+        """What one of `rows` tokens in succession counts on average, the latest counting 1."""
+        fade = 2.0 ** (-1.0 / self._half_life)
+        return float((1.0 - fade**rows) / (1.0 - fade) / rows)
 
 
 class LeastFrequentlyUsed:
@@ -70,13 +99,17 @@ class LeastFrequentlyUsed:
     def __init__(self, layers: int, experts: int, half_life: float = 512.0) -> None:
         self._frequency = _DecayedFrequency(layers, experts, half_life)
 
-    def touch(self, layer: int, keys: Sequence[int]) -> None:
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
         """A step needed these experts of one layer."""
-        self._frequency.touch(layer, keys)
+        self._frequency.touch(layer, keys, uses, rows)
 
     def values(self) -> Values:
         """The faded number of uses."""
         return self._frequency.counts
+
+    def warm(self, shares: Values, tokens: float) -> None:
+        """Uses as of those tokens."""
+        self._frequency.warm(shares, tokens)
 
 
 class LeastRecentlyFrequentlyUsed(LeastFrequentlyUsed):
@@ -98,23 +131,22 @@ class NextUse:
         self._layers, self._experts = layers, experts
         self._frequency = _DecayedFrequency(layers, experts, half_life)
         self._prior = prior
-        self._tokens = 0.0  # faded number of tokens, in the frequency's unit
         self._layer = 0
         self._layer_of = np.repeat(np.arange(layers), experts)
 
-    def touch(self, layer: int, keys: Sequence[int]) -> None:
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
         """A step needed these experts of one layer."""
-        unit = self._frequency.unit
-        if self._frequency.touch(layer, keys):
-            if self._frequency.unit < unit:  # the counts were rescaled
-                self._tokens /= unit
-            self._tokens += self._frequency.unit
+        self._frequency.touch(layer, keys, uses, rows)
         self._layer = layer
+
+    def warm(self, shares: Values, tokens: float) -> None:
+        """Uses as of those tokens."""
+        self._frequency.warm(shares, tokens)
 
     def values(self) -> Values:
         """Minus the expected number of layer steps until the next use."""
         unit = self._frequency.unit
-        probability = (self._frequency.counts + self._prior * unit) / (self._tokens + unit)
+        probability = (self._frequency.counts + self._prior * unit) / (self._frequency.tokens + unit)
         ahead = (self._layer_of - self._layer - 1) % self._layers + 1
         result: Values = -(ahead + self._layers * (1.0 / np.minimum(probability, 1.0) - 1.0))
         return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.experts.policy import POLICIES, Policy, Values
+from colibri.experts.policy import POLICIES, Policy, Uses, Values
 from colibri.experts.stats import NO_EXPERT
 
 Trace = NDArray[np.integer]  # (tokens, layers, k); NO_EXPERT where a layer has no experts
@@ -39,7 +39,7 @@ class Belady:
         self._next = np.full(layers * experts, float(tokens * layers))
         self._step = 0
 
-    def touch(self, layer: int, keys: Sequence[int]) -> None:
+    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
         """A step needed these experts; they must be those of the trace, in its order."""
         step_keys = self._keys[self._step]
         valid = step_keys >= 0
@@ -49,6 +49,9 @@ class Belady:
     def values(self) -> Values:
         """Minus the step of the next use."""
         return -self._next
+
+    def warm(self, shares: Values, tokens: float) -> None:
+        """Whoever knows the future needs no past."""
 
 
 def replay(trace: Trace, policy: Policy, capacity: int, experts: int, *, name: str = "", warm_up: int = 0) -> Score:

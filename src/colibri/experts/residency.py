@@ -8,18 +8,22 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
-from colibri.experts.policy import NextUse, Policy
+from colibri.experts.policy import NextUse, Policy, Uses
 from colibri.experts.prefetch import Ahead, Trial
 from colibri.experts.reading import STRIPE, ExpertReader
 from colibri.experts.stats import ResidencyCounters, RoutingStats
 from colibri.experts.store import ExpertStore, Layout
 
 READERS = 2
+WARM_SECONDS = 10.0
+WARM_JOBS = 2  # experts of a warm start that are read at once
+WARM_TOKENS = 16.0  # how many tokens' worth of evidence earlier runs are
 Part = tuple[ops.ExpertTable, "ops.Tensor | None"]
 
 
@@ -55,6 +59,8 @@ class Residency:
         self._loader = Loader(self.reader, self._lock, self._finished, readers)
         self._ahead = Ahead(self._here.read_ahead)
         self._trial = Trial()
+        self._warming: deque[int] = deque()
+        self._warm_until = 0.0
         self._step_began: float | None = None  # of a step of one row
         self._overlay = Overlay(store)
         self._looking = threading.Lock()
@@ -81,9 +87,9 @@ class Residency:
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
                 here.layer_leases[layer] += 1
-                self._counters.hits += ids.shape[1] if ids.shape[0] == 1 else len(self._chosen(layer, ids))
+                self._counters.hits += ids.shape[1] if ids.shape[0] == 1 else len(self._chosen(layer, ids)[0])
         if not complete:
-            yield from self._leased_parts(layer, self._chosen(layer, ids))
+            yield from self._leased_parts(layer, *self._chosen(layer, ids), ids.shape[0])
             return
         try:
             yield here.tables[layer], None
@@ -93,14 +99,14 @@ class Residency:
                 if here.bounded:  # limits came while the part was out
                     here.trim()
 
-    def _leased_parts(self, layer: int, chosen: list[int]) -> Iterator[Part]:
+    def _leased_parts(self, layer: int, chosen: list[int], uses: Uses | None, rows: int) -> Iterator[Part]:
         present = self._here.present
         with self._lock:
             missing = [key for key in chosen if not present[key]]
             held = [key for key in chosen if present[key]] if missing else chosen
             self._here.lease(held)
             self._ahead.needed(chosen)
-            self._policy.touch(layer, chosen)
+            self._policy.touch(layer, chosen, uses, rows)
             self._counters.hits += len(held)
             self._counters.misses += len(missing)
         if missing:
@@ -111,13 +117,15 @@ class Residency:
         finally:
             self._release(chosen)
 
-    def _chosen(self, layer: int, ids: ops.Tensor) -> list[int]:
-        """The distinct keys that ids name."""
+    def _chosen(self, layer: int, ids: ops.Tensor) -> tuple[list[int], Uses | None]:
+        """The distinct keys that ids name, and how many rows chose each (None: one)."""
         keys = self._layer_keys[layer]
         array = ids.numpy()
         if len(array) == 1:
-            return [keys[expert] for expert in array[0].tolist()]
-        return [keys[expert] for expert in np.flatnonzero(np.bincount(array.ravel())).tolist()]
+            return [keys[expert] for expert in array[0].tolist()], None
+        uses = np.bincount(array.ravel())
+        chosen = np.flatnonzero(uses)
+        return [keys[expert] for expert in chosen.tolist()], uses[chosen]
 
     def _stream(self, layer: int, held: list[int], missing: list[int]) -> Iterator[Part]:
         """Parts of a step of which some experts are not here; `held` are, and are leased."""
@@ -179,8 +187,34 @@ class Residency:
                     continue
                 if not self._ahead.may_begin(self._counters.misses):
                     return
-                if self._begin(key, urgent=False) is not None:
+                if (job := self._begin(key, urgent=False)) is not None:
                     self._ahead.begin(key)
+                    job.ended = self._ahead.ended
+
+    def warm(self, heat: NDArray[np.float64], seconds: float = WARM_SECONDS) -> None:
+        """Begin with the experts that were needed most before: heat (layers, experts), any unit.
+
+        Fills free slots only, in the background, for at most so many seconds; what a step needs is read first.
+        """
+        keys = heat.ravel()
+        shares = keys / max(1e-300, heat.sum(axis=1).max()) * self.routing.experts_per_token
+        with self._lock:
+            self._policy.warm(np.minimum(shares, 1.0), WARM_TOKENS)
+            self._warming = deque(key for key in np.argsort(-keys, kind="stable").tolist() if keys[key] > 0)
+            self._warm_until = time.monotonic() + seconds
+            for _ in range(WARM_JOBS):
+                self._warm_next()
+
+    def _warm_next(self) -> None:
+        """Read the next expert of the warm start, while there is time and a free slot."""
+        while self._warming and time.monotonic() < self._warm_until:
+            key = self._warming.popleft()
+            pool = self._here.pool_of(key)
+            if self._here.present[key] or key in self._loading or pool.live >= pool.limit:
+                continue
+            if (job := self._begin(key, urgent=False)) is not None:
+                job.ended = self._warm_next
+                return
 
     # ---- between steps -------------------------------------------------------------------------------------------
 
@@ -302,8 +336,6 @@ class Residency:
     def _finished(self, job: Job) -> None:
         """The last piece of an expert was read, or one could not be."""
         del self._loading[job.key]
-        if job.ahead:
-            self._ahead.ended()
         if job.error is None:
             self._here.install(job.key, job.slot)
             self._counters.bytes_read += job.expert.nbytes
@@ -311,6 +343,8 @@ class Residency:
             self._ahead.forget(job.key)
             self._here.pool_of(job.key).give_back(job.slot)
         job.done = True
+        if job.ended is not None:
+            job.ended()
         self._here.trim()  # nobody may wait for it any more
         self._change.notify_all()
 

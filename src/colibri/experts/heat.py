@@ -1,0 +1,62 @@
+"""Learning: how often a model's experts were chosen, kept between runs in the user's cache directory.
+
+Used to begin with the experts that were needed before. The file belongs to one fingerprint; what does not fit is
+ignored, and nothing is ever written beside the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_TOKENS = 32  # fewer are not worth a file
+OLD_WEIGHT = 0.5  # what earlier runs count beside the latest, so that habits can change
+log = logging.getLogger("colibri")
+
+
+def cache_directory() -> Path:
+    """Where the user's programs keep what they can do without."""
+    configured = os.environ.get("XDG_CACHE_HOME")
+    return (Path(configured) if configured else Path.home() / ".cache") / "colibri"
+
+
+class Heat:
+    """The heat of one model: counts (layers, experts), float64."""
+
+    def __init__(self, fingerprint: str, directory: Path | None = None) -> None:
+        self._fingerprint = fingerprint
+        self._path = (directory or cache_directory()) / "heat" / f"{fingerprint[:32]}.npz"
+
+    def read(self, shape: tuple[int, int]) -> NDArray[np.float64] | None:
+        """What earlier runs left, or None when there is nothing of this model and shape."""
+        try:
+            with np.load(self._path, allow_pickle=False) as stored:
+                counts, owner = stored["counts"], str(stored["fingerprint"])
+        except (OSError, KeyError, ValueError, EOFError, BadZipFile):
+            return None
+        if owner != self._fingerprint or counts.shape != shape or counts.dtype != np.float64:
+            return None
+        return counts if np.isfinite(counts).all() and counts.min() >= 0 else None
+
+    def add(self, counts: NDArray[np.int64]) -> None:
+        """Add a run's routing counts. A cache directory that cannot be written is no error."""
+        if counts.sum(axis=1).max() < LEAST_TOKENS:
+            return
+        run = counts / max(1, counts.sum())
+        old = self.read((counts.shape[0], counts.shape[1]))
+        mixed = run if old is None else run + OLD_WEIGHT * old
+        temporary = self._path.with_suffix(f".{os.getpid()}.npz")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(temporary, counts=mixed / mixed.sum(), fingerprint=np.array(self._fingerprint))
+            os.replace(temporary, self._path)
+        except OSError as error:
+            log.info("%s: routing heat is not kept: %s", self._path, error.strerror)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
