@@ -12,6 +12,7 @@ from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
+from colibri.experts.heat import Heat
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Needs, Plan, default_budget, make_plan
 from colibri.experts.residency import READERS, Residency
@@ -68,6 +69,8 @@ def open_model(options: LoadOptions) -> Model:
         exact = options.precision == "exact"
         decoder = Decoder(config, weights, experts, workspace, context=context, exact=exact)
         weights.read(ops.threads())
+        if not plan.fits:
+            experts.learn(Heat(checkpoint.fingerprint()))
     except MemoryError as error:
         raise MemoryBudgetError(f"{checkpoint.path}: the system refused the memory for this model: {error}") from error
     engine = Engine(decoder, cache, workspace.capacity)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
+from colibri.experts.heat import Heat
 from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
@@ -59,6 +60,7 @@ class Residency:
         self._loader = Loader(self.reader, self._lock, self._finished, readers)
         self._ahead = Ahead(self._here.read_ahead)
         self._trial = Trial()
+        self._heat: Heat | None = None
         self._warming: deque[int] = deque()
         self._warm_until = 0.0
         self._step_began: float | None = None  # of a step of one row
@@ -191,6 +193,13 @@ class Residency:
                     self._ahead.begin(key)
                     job.ended = self._ahead.ended
 
+    def learn(self, heat: Heat) -> None:
+        """Begin with what earlier runs needed, and leave what this one needed when it is closed."""
+        self._heat = heat
+        counts = heat.read((self.store.layers, self.store.experts))
+        if counts is not None:
+            self.warm(counts)
+
     def warm(self, heat: NDArray[np.float64], seconds: float = WARM_SECONDS) -> None:
         """Begin with the experts that were needed most before: heat (layers, experts), any unit.
 
@@ -259,9 +268,12 @@ class Residency:
             self._change.notify_all()
 
     def close(self) -> None:
-        """Stop the readers and close the files."""
+        """Stop the readers, close the files, keep what was learned."""
         self._loader.close()
         self.reader.close()
+        if self._heat is not None:
+            self._heat.add(self.routing.counts)
+            self._heat = None
 
     # ---- what is here --------------------------------------------------------------------------------------------
 

@@ -89,3 +89,16 @@ def test_steps_during_a_warm_start(make_residency: Make) -> None:
     settle(residency)
     assert max(residency.live_slots.values()) <= 20
     assert not residency.leased
+
+
+def test_learned_by_one_run_and_used_by_the_next(make_residency: Make, tmp_path: Path) -> None:
+    first = make_residency(8)
+    first.learn(Heat("d" * 64, tmp_path))
+    for _ in range(LEAST_TOKENS):
+        for layer in range(LAYERS):
+            run_step(first, layer, [[layer, 5, 6, 7]], check=False)
+    first.close()
+    second = make_residency(8)
+    second.learn(Heat("d" * 64, tmp_path))
+    settle(second)
+    assert [second.resident_ids(layer) for layer in range(LAYERS)] == [[layer, 5, 6, 7] for layer in range(LAYERS)]
