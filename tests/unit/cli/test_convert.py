@@ -1,0 +1,104 @@
+"""`colibri convert`, `verify` and `perplexity` from end to end on a golden checkpoint with a small tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from colibri.cli import main
+from colibri.weights.checkpoint import open_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.ggml.pre")  # the way of splitting is not the family's
+GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_moe-gqa-f32"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint directory with a tokenizer of single bytes."""
+    directory = tmp_path_factory.mktemp("source")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name, directory / name)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: token for token, piece in enumerate([*alphabet, "th"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("converted") / "m.gguf"
+    assert main(["convert", str(source), str(path), "--quantize", "q8_0", "--name", "Tiny"]) == 0
+    return path
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def test_convert_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(source), str(tmp_path / "m.gguf"), "-q", "q4_0", "--threads", "1"]) == 0
+    error = capsys.readouterr().err
+    assert "read back and verified" in error
+    assert "Q4_0" in error
+    assert main(["convert", str(source), str(tmp_path / "m.gguf")]) == 1
+    assert "--force" in capsys.readouterr().err
+    assert main(["convert", str(source), str(tmp_path / "m.gguf"), "--force"]) == 0
+
+
+def test_a_converted_file_runs_without_the_directory(converted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "-m", str(converted), "-p", "the", "--max-tokens", "3", "--temperature", "0", "--json"]
+    assert main(arguments) == 0
+    result = last_json(capsys)
+    assert result["model"]["name"] == "Tiny"
+    assert len(result["prompt_tokens"]) == 2
+    assert len(result["tokens"]) == 3
+
+
+def test_split_and_one_expert(source: Path, tmp_path: Path) -> None:
+    assert main(["convert", str(source), str(tmp_path / "s.gguf"), "-q", "f32", "--split", "200K"]) == 0
+    files = sorted(tmp_path.glob("s-*.gguf"))
+    assert len(files) > 1
+    assert open_checkpoint(files[0]).name == open_checkpoint(source).name
+    assert main(["convert", str(source), str(tmp_path / "e.gguf"), "-q", "q8_0", "--only-expert", "1"]) == 0
+    assert main(["convert", str(source), str(tmp_path / "x.gguf"), "-q", "q8_0", "--only-expert", "999"]) == 1
+
+
+def test_verify_finds_a_flipped_bit(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "-m", str(converted), "--json"]) == 0
+    whole = last_json(capsys)
+    assert whole["damages"] == []
+    assert whole["checksums"] == whole["tensors_and_experts"] > 0
+    data = bytearray(converted.read_bytes())
+    part = open_checkpoint(converted).tensors["blk.0.ffn_down_exps.weight"].expert(1)
+    data[part.offset + 10] ^= 1
+    (tmp_path / "m.gguf").write_bytes(data)
+    assert main(["verify", "-m", str(tmp_path / "m.gguf")]) == 1
+    assert "blk.0.ffn_down_exps.weight[1]" in capsys.readouterr().out
+    (tmp_path / "m.gguf").write_bytes(data[:-100_000])
+    assert main(["verify", "-m", str(tmp_path / "m.gguf")]) == 1
+    assert "m.gguf" in capsys.readouterr().err
+
+
+def test_perplexity(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.txt").write_text("the cat and the dog, " * 10)
+    arguments = ["perplexity", "-m", str(converted), "-f", str(tmp_path / "t.txt"), "--window", "32", "--json"]
+    assert main(arguments) == 0
+    result = last_json(capsys)
+    assert result["tokens"] == result["windows"] * 15
+    assert result["perplexity"] > 1
+    assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "none.txt")]) == 1
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "bytes.txt")]) == 1
+    assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "t.txt")]) == 1
+    assert "two windows" in capsys.readouterr().err
