@@ -19,7 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 30000, YIELD_NS = 500000 }; /* longer than the gaps inside a decode step, shorter than a human notices */
+/* Longer than the gaps inside a decode step, shorter than anyone notices. */
+enum { SPIN_NS = 30000, YIELD_NS = 500000 };
 #define OPEN ((uint64_t)1)
 #define JOIN ((uint64_t)2)
 #define REGION ((uint64_t)1 << 32)

@@ -53,8 +53,8 @@ VEC void fetch(struct ahead *ahead, const int vectors) {
 /* ---- scores: sum over d of q[row][d] * key[d]; the values are fetched meanwhile ---- */
 
 /* `rows` rows against `groups` groups of 16 keys; both are constants where it is inlined, at most MOST sums in all. */
-VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key_dim, struct ahead ahead, const int rows,
-                    const int groups) {
+VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key_dim, struct ahead ahead,
+                    const int rows, const int groups) {
     vf sum[MOST], k[MOST];
     UNROLL for (int i = 0; i < rows * groups; i++) sum[i] = vf_zero();
     for (int d = 0; d < key_dim; d++) {
@@ -72,10 +72,12 @@ VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key
 VEC void score_groups(float *scores, const struct attention_part *part, const float *q, int group, const int rows,
                       const int groups) {
     const size_t at = (size_t)group * (size_t)part->key_dim * 16;
-    score_tile(scores + 16 * group, q, part->keys + at, part->key_dim, fetch_ahead(part, part->values, 2 * at), rows, groups);
+    score_tile(scores + 16 * group, q, part->keys + at, part->key_dim, fetch_ahead(part, part->values, 2 * at), rows,
+               groups);
 }
 
-VEC void score_rows(float *scores, const struct attention_part *part, const float *q, int first, int last, const int rows) {
+VEC void score_rows(float *scores, const struct attention_part *part, const float *q, int first, int last,
+                    const int rows) {
     const int wide = WIDEST(rows);
     int g = first;
     for (; g + wide <= last; g += wide) score_groups(scores, part, q, g, rows, wide);
@@ -143,11 +145,12 @@ VEC void value_tile(float *out, int stride, const float *weights, const uint16_t
 VEC void value_groups(const struct attention_part *part, const float *weights, float *out, int d, int first, int last,
                       const int rows, const int groups) {
     const struct ahead ahead = fetch_ahead(part, part->next_keys, (size_t)d * ATTENTION_SPLIT * 2);
-    value_tile(out + d, (part->value_dim + 15) / 16 * 16, weights, part->values + d, part->value_dim, first, last, ahead, rows,
-               groups);
+    value_tile(out + d, (part->value_dim + 15) / 16 * 16, weights, part->values + d, part->value_dim, first, last,
+               ahead, rows, groups);
 }
 
-/* A row of values that does not end at a multiple of 16 is read up to 30 bytes into what follows; those lanes are not used. */
+/* A row of values that does not end at a multiple of 16 is read up to 30 bytes into what follows; those lanes are not
+ * used. */
 VEC void value_rows(const struct attention_part *part, const float *weights, float *out, int first, int last,
                     const int rows) {
     const int wide = WIDEST(rows), dim = (part->value_dim + 15) / 16 * 16;

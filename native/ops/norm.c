@@ -26,7 +26,8 @@ static bool rms_norm(float *out, const float *x, const float *weight, int n, flo
     for (; i + 16 <= n; i += 16) vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i)));
     if (i < n) {
         const int rest = n - i;
-        vf_store_first(out + i, vf_mul(vf_mul(vf_load_first(x + i, rest), factor), vf_load_first(weight + i, rest)), rest);
+        vf_store_first(out + i, vf_mul(vf_mul(vf_load_first(x + i, rest), factor), vf_load_first(weight + i, rest)),
+                       rest);
     }
     return fits;
 }

@@ -1,7 +1,7 @@
-/* How attention is split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows; a
- * strip against one kv head is a task. With many tasks a thread does the blocks of a task one after the other; with few
- * (decode) every block is a unit of its own and the thread that ends a task's last unit merges them. Both ways do the
- * same arithmetic: parts are always single blocks, merged from the first to the last. */
+/* How attention is split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows;
+ * a strip against one kv head is a task. With many tasks a thread does the blocks of a task one after the other; with
+ * few (decode) every block is a unit of its own and the thread that ends a task's last unit merges them. Both ways do
+ * the same arithmetic: parts are always single blocks, merged from the first to the last. */
 #include "kernels.h"
 #include "pool.h"
 #include "regions.h"
@@ -119,7 +119,8 @@ static const uint16_t *keys_after(const struct job *job, int task, int block) {
 }
 
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
-static void one_part(const struct job *job, int task, int block, int r, float *out, float *max, float *sum, struct workspace *w) {
+static void one_part(const struct job *job, int task, int block, int r, float *out, float *max, float *sum,
+                     struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     const struct cache *c = job->cache;
     const int start = job->batch->position[s->token], base = block * ATTENTION_SPLIT;
@@ -134,9 +135,19 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
         if (last[i] > ATTENTION_SPLIT) last[i] = ATTENTION_SPLIT;
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
-    const struct attention_part part = {c->keys + at * c->key_dim, c->values + at * c->value_dim, c->key_dim, c->value_dim,
-                                        rows, w->packed + r * c->key_dim, first, last, r ? NULL : keys_after(job, task, block),
-                                        out, max, sum};
+    const uint16_t *next = r ? NULL : keys_after(job, task, block); /* the first rows of a strip fetch for all */
+    const struct attention_part part = {c->keys + at * c->key_dim,
+                                        c->values + at * c->value_dim,
+                                        c->key_dim,
+                                        c->value_dim,
+                                        rows,
+                                        w->packed + r * c->key_dim,
+                                        first,
+                                        last,
+                                        next,
+                                        out,
+                                        max,
+                                        sum};
     kernels->attention_part(&part, w->scores);
 }
 
@@ -152,8 +163,8 @@ static void write_rows(const struct job *job, int task, const struct workspace *
     const struct strip *s = strip_of(job, task);
     for (int r = 0; r < s->rows; r++) {
         const int64_t row = query_row(job, s, head_of(job, task), r);
-        kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r], w->sum[r],
-                                  job->sinks ? job->sinks + row % job->heads : NULL, job->cache->value_dim);
+        kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r],
+                                  w->sum[r], job->sinks ? job->sinks + row % job->heads : NULL, job->cache->value_dim);
     }
 }
 
@@ -198,7 +209,8 @@ static void do_unit(const struct job *job, int task, int unit, struct workspace 
     float *out = part_of(job, unit), *max = out + s->rows * job->stride, *sum = max + s->rows;
     pack_queries(job, task, w);
     for (int r = 0; r < s->rows; r += ATTENTION_ROWS)
-        one_part(job, task, s->first_block + unit - job->first_unit[task], r, out + r * job->stride, max + r, sum + r, w);
+        one_part(job, task, s->first_block + unit - job->first_unit[task], r, out + r * job->stride, max + r, sum + r,
+                 w);
 }
 
 static void do_units(void *context, int thread, int threads) {
@@ -258,7 +270,8 @@ static bool lay_out(struct job *job, int threads) {
     for (int s = 0; s < strips; s++) most_rows = job->strips[s].rows > most_rows ? job->strips[s].rows : most_rows;
     job->part_floats = ((size_t)most_rows * (size_t)(job->stride + 2) + 15) / 16 * 16;
     job->thread_floats = workspace_floats(job);
-    scratch = pool_scratch(lists + ((size_t)job->units * job->part_floats + (size_t)threads * job->thread_floats) * sizeof(float));
+    const size_t floats = (size_t)job->units * job->part_floats + (size_t)threads * job->thread_floats;
+    scratch = pool_scratch(lists + floats * sizeof(float));
     if (!scratch) return false;
     job->strips = take(&scratch, (size_t)strips * sizeof(struct strip));
     job->first_unit = take(&scratch, ((size_t)tasks + 1) * sizeof(int));
@@ -274,8 +287,16 @@ static bool lay_out(struct job *job, int threads) {
 int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
                      float scale, int window, const float *sinks) {
     if (!batch->n) return 0;
-    struct job job = {.cache = cache, .batch = batch, .q = q, .sinks = sinks, .out = out, .heads = heads, .window = window,
-                      .group = heads / cache->kv_heads, .stride = (cache->value_dim + 15) / 16 * 16, .scale = scale};
+    struct job job = {.cache = cache,
+                      .batch = batch,
+                      .q = q,
+                      .sinks = sinks,
+                      .out = out,
+                      .heads = heads,
+                      .scale = scale,
+                      .window = window,
+                      .group = heads / cache->kv_heads,
+                      .stride = (cache->value_dim + 15) / 16 * 16};
     pool_lock();
     const bool fits = lay_out(&job, pool_threads());
     if (fits && products(&job) < SMALL) do_tasks(&job, 0, 1);

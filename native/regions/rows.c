@@ -8,19 +8,21 @@ enum { SMALL = 16384 };
 struct rows {
     void (*body)(const void *job, int first, int last, int thread);
     const void *job;
-    int n;
+    int n, step;
+    atomic_int next;
 };
 
 static void run_rows(void *context, int thread, int threads) {
-    const struct rows *r = context;
-    const int first = (int)((int64_t)r->n * thread / threads), last = (int)((int64_t)r->n * (thread + 1) / threads);
-    if (first < last) r->body(r->job, first, last, thread);
+    (void)threads;
+    struct rows *r = context;
+    for (int first; (first = r->step * pool_next(&r->next)) < r->n;)
+        r->body(r->job, first, r->n - first < r->step ? r->n : first + r->step, thread);
 }
 
 /* body(job, first, last, thread) over rows 0..n, each of about `values` values. */
 static void over_rows(void (*body)(const void *, int, int, int), const void *job, int n, int64_t values) {
-    struct rows rows = {body, job, n};
-    if (n > 1 && n * values > SMALL) pool_run(run_rows, &rows);
+    struct rows rows = {.body = body, .job = job, .n = n, .step = n / (4 * pool_threads()) + 1};
+    if (n > 1 && n * values > SMALL) pool_share(run_rows, &rows);
     else body(job, 0, n, 0);
 }
 
@@ -66,7 +68,8 @@ static void embed_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct embed_job *job = context;
     for (int64_t i = first; i < last; i++)
-        kernels->untile_row[job->table->type](job->out + i * job->table->k, job->table->tiles, job->ids[i], job->table->k);
+        kernels->untile_row[job->table->type](job->out + i * job->table->k, job->table->tiles, job->ids[i],
+                                              job->table->k);
 }
 
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n) {
@@ -81,7 +84,8 @@ static void combine_rows(const void *context, int first, int last, int thread) {
     const struct combine_job *job = context;
     for (int64_t i = first; i < last; i++)
         for (int64_t slot = i * job->k; slot < (i + 1) * job->k; slot++)
-            kernels->scale_add(job->out + i * job->hidden, job->slots + slot * job->hidden, job->weights[slot], job->hidden);
+            kernels->scale_add(job->out + i * job->hidden, job->slots + slot * job->hidden, job->weights[slot],
+                               job->hidden);
 }
 
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden) {
@@ -89,7 +93,14 @@ void region_combine(float *out, const float *slots, const float *weights, int n,
     over_rows(combine_rows, &job, n, (int64_t)k * hidden);
 }
 
-struct router_job { int32_t *ids; float *weights; const float *logits; const struct routing *routing; float *scratch; bool *bad; };
+struct router_job {
+    int32_t *ids;
+    float *weights;
+    const float *logits;
+    const struct routing *routing;
+    float *scratch;
+    bool *bad;
+};
 
 static void router_rows(const void *context, int first, int last, int thread) {
     const struct router_job *job = context;
@@ -97,7 +108,8 @@ static void router_rows(const void *context, int first, int last, int thread) {
     float *scratch = job->scratch + (size_t)thread * ROUTER_SCRATCH(experts);
     bool good = true;
     for (int64_t i = first; i < last; i++)
-        good &= kernels->router(job->ids + i * k, job->weights + i * k, job->logits + i * experts, job->routing, scratch);
+        good &=
+            kernels->router(job->ids + i * k, job->weights + i * k, job->logits + i * experts, job->routing, scratch);
     if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
 }
 

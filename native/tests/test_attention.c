@@ -55,7 +55,8 @@ static void check_row(const struct result *result, int row, int dim, int first, 
 static void check_dim(int dim, uint32_t *state) {
     static struct block block, other;
     static struct result together, alone;
-    const int first[ATTENTION_ROWS] = {0, 0, 0, 3, 17, 0, 100, 255}, last[ATTENTION_ROWS] = {1, 16, 256, 40, 250, 0, 131, 256};
+    const int first[ATTENTION_ROWS] = {0, 0, 0, 3, 17, 0, 100, 255},
+              last[ATTENTION_ROWS] = {1, 16, 256, 40, 250, 0, 131, 256};
     fill(k[0], ATTENTION_SPLIT * MOST_DIM, state);
     fill(v[0], ATTENTION_SPLIT * MOST_DIM, state);
     fill(q[0], ATTENTION_ROWS * MOST_DIM, state);
@@ -73,7 +74,8 @@ static void check_dim(int dim, uint32_t *state) {
         for (int n = 1; n <= ATTENTION_ROWS; n++) {
             memset(&alone, 0, sizeof alone);
             for (int row = 0; row < ATTENTION_ROWS; row += n)
-                attend(table, &block, dim, row, row + n < ATTENTION_ROWS ? n : ATTENTION_ROWS - row, first, last, &alone);
+                attend(table, &block, dim, row, row + n < ATTENTION_ROWS ? n : ATTENTION_ROWS - row, first, last,
+                       &alone);
             REQUIRE(!memcmp(&together, &alone, sizeof together));
         }
     }
