@@ -44,7 +44,7 @@ def summarize(checkpoint: Checkpoint, config: ModelConfig) -> Summary:
     for info in checkpoint.tensors.values():
         values = math.prod(info.shape)
         by_type[info.type] += info.nbytes
-        if _is_routed(info.name):
+        if is_routed(info.name):
             routed += values
             routed_bytes += info.nbytes
         else:
@@ -78,7 +78,7 @@ def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any
     }
 
 
-def _is_routed(name: str) -> bool:
+def is_routed(name: str) -> bool:
     """Whether a tensor belongs to routed experts: blk.N.ffn_up_exps.weight, or blk.N.ffn_up.E.weight of old files."""
     parts = name.split(".")
     if len(parts) < 4 or parts[0] != "blk":

@@ -1,0 +1,127 @@
+"""`colibri bench`: how fast a model runs here, beside what the machine can do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import colibri
+from colibri.cli.options import load_options
+from colibri.cli.output import count, print_json, size
+from colibri.cli.progress import Progress
+from colibri.config import DEFAULT_CONTEXT, Precision
+from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_collector
+from colibri.observe.compare import Ratio, compare, read_result
+from colibri.observe.limits import Meter
+
+
+@click.command("bench")
+@load_options
+@click.option("--prompt-tokens", type=click.IntRange(1), multiple=True, default=(512,), show_default=True,
+              help="Length of a prompt of random ids; may be given more than once.")
+@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens to decode.")
+@click.option("--depth", type=click.IntRange(1), default=1, show_default=True,
+              help="Tokens of context before the first that is decoded.")
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random ids.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.option("--compare", "pair", nargs=2, type=click.Path(path_type=Path), metavar="A.json B.json",
+              help="Measure nothing; print B over A from two files of --json.")
+def command(
+    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
+    prompt_tokens: tuple[int, ...], new_tokens: int, depth: int, repeat: int, seed: int, as_json: bool,
+    pair: tuple[Path, Path] | None,
+) -> None:  # fmt: skip
+    """Measure the machine, then prefill and decode, and say how near they come to its limits."""
+    if pair is not None:
+        _compare(*pair, as_json=as_json)
+        return
+    options = BenchOptions(
+        prompt_tokens=tuple(dict.fromkeys(prompt_tokens)), new_tokens=new_tokens, depth=depth, repeat=repeat, seed=seed
+    )
+    doing = ["loading"]
+    with Progress(lambda: doing[-1]):
+        if context is None and options.context > DEFAULT_CONTEXT:
+            context = options.context
+        loaded = colibri.load(model, ram=ram, threads=threads, context=context, precision=precision)
+        with loaded, quiet_collector():
+            doing.append("measuring the machine")
+            meter = Meter()
+            meter.measure(LIMIT_SECONDS)
+            report = Bench(loaded, options, meter, doing.append).report()
+    if as_json:
+        print_json(report)
+        return
+    for note in loaded.notes:
+        click.echo(f"note: {note}", err=True)
+    console = Console(highlight=False)
+    for part in (_machine(report), "", _rates(report), "", _latencies(report), "", _limits(report)):
+        console.print(part, soft_wrap=True)
+
+
+def _machine(report: dict[str, Any]) -> str:
+    machine, model = report["machine"], report["model"]
+    return (
+        f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads: reads {machine['read_gb_s']:.1f} GB/s, "
+        f"multiplies {machine['multiply_gmac_s']:.0f} GMAC/s\n"
+        f"{model['name']}: {model['architecture']}, {count(model['parameters'])} parameters, "
+        f"{model['experts_per_token']} of {model['experts']} experts a token, {model['quantization']}"
+    )
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _rates(report: dict[str, Any]) -> Table:
+    table = _table("tokens/s", "median", "min", "max", "of the limit")
+    for run in report["prefill"]:
+        rates = [f"{run['tokens_per_s'][name]:.1f}" for name in ("median", "min", "max")]
+        table.add_row(f"prefill {run['tokens']}", *rates, f"{run['fraction_of_peak']:.1%}")
+    for run in report["decode"]:
+        rates = [f"{run['tokens_per_s'][name]:.2f}" for name in ("median", "min", "max")]
+        fraction = f"{report['limits']['decode_fraction_of_bandwidth']:.1%}"
+        table.add_row(f"decode {run['tokens']} after {run['depth']}", *rates, fraction)
+    return table
+
+
+def _latencies(report: dict[str, Any]) -> Table:
+    table = _table("ms a token", "p50", "p90", "p99", "p99.9", "max")
+    for run in report["decode"]:
+        times = [f"{run['latency_ms'][name]:.2f}" for name in ("p50", "p90", "p99", "p99_9", "max")]
+        table.add_row(f"decode {run['tokens']} after {run['depth']}", *times)
+    return table
+
+
+def _limits(report: dict[str, Any]) -> str:
+    limits, memory = report["limits"], report["memory"]
+    return (
+        f"limits: of the integer peak in prefill, of the bandwidth in decode "
+        f"({size(limits['active_bytes_per_token'])} and {count(limits['products_per_token'])} products a token)\n"
+        f"Python's share of a decode step {limits['python_fraction']:.1%}, "
+        f"memory {size(memory['peak_rss_bytes'])} at most, experts {size(memory['expert_bytes_resident'])}"
+    )
+
+
+def _compare(first: Path, second: Path, *, as_json: bool) -> None:
+    ratios = compare(read_result(first), read_result(second))
+    if as_json:
+        print_json({"first": str(first), "second": str(second), "ratios": [asdict(ratio) for ratio in ratios]})
+    else:
+        Console(highlight=False).print(_ratio_table(ratios, first.name, second.name))
+
+
+def _ratio_table(ratios: list[Ratio], first: str, second: str) -> Table:
+    table = _table("", first, second, "ratio", "at least", "at most")
+    for ratio in ratios:
+        measured = (f"{ratio.first:.4g}", f"{ratio.second:.4g}")
+        table.add_row(ratio.metric, *measured, *(f"{value:.3f}" for value in (ratio.median, ratio.low, ratio.high)))
+    return table

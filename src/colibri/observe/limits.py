@@ -1,0 +1,109 @@
+"""What this machine can do at most, and what a token asks of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from colibri import ops
+from colibri.cache.kv import HALF
+from colibri.config import ModelConfig
+from colibri.experts.machine import detect_memory
+from colibri.observe.percentiles import Spread, spread
+from colibri.observe.summary import is_routed
+from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.tensor_info import TensorInfo
+
+READ_BYTES = 1 << 30  # more than any cache
+LEAST_BYTES = 1 << 26
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+
+
+class Meter:
+    """Measures memory reads and integer products of all threads; what it saw at several times counts together.
+
+    Machines that are shared change from one minute to the next, so a bench asks again between its own measurements.
+    """
+
+    def __init__(self) -> None:
+        self._read: list[float] = []
+        self._multiply: list[float] = []
+
+    def measure(self, seconds: float) -> None:
+        """Measure for about this long, after what was measured before."""
+        available = detect_memory().available
+        self._read += ops.measure_read(max(LEAST_BYTES, min(READ_BYTES, available // 4)), 0.7 * seconds)
+        self._multiply += ops.measure_dot(0.3 * seconds)
+
+    @property
+    def read(self) -> Spread:
+        """Bytes a second that all threads together read from memory in huge pages."""
+        return spread(self._read)
+
+    @property
+    def multiply(self) -> Spread:
+        """Products of two bytes a second, added to 32-bit sums, that all threads together make on registers."""
+        return spread(self._multiply)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one token asks of the machine.
+
+    weight_bytes: of the weights that it reads, as the file stores them. products: multiplications by weights in all
+    layers, output_products: those of the output matrix, which a prompt needs once. kv_bytes: keys and values of one
+    earlier token.
+    """
+
+    weight_bytes: float
+    products: float
+    output_products: float
+    kv_bytes: int
+
+    def bytes_per_token(self, context: float) -> float:
+        """Bytes that a decoded token reads with `context` tokens before it, on the average."""
+        return self.weight_bytes + self.kv_bytes * context
+
+    def prompt_products(self, tokens: int) -> float:
+        """Multiplications by weights that a prompt takes."""
+        return tokens * self.products + self.output_products
+
+
+def demand(checkpoint: Checkpoint, config: ModelConfig) -> Demand:
+    """Counted from the tensor table: the dense part, and the chosen share of the experts."""
+    share = config.experts_per_token / config.experts
+    weight_bytes = products = output_products = 0.0
+    for info in checkpoint.tensors.values():
+        part = _share(info, share, tied=OUTPUT not in checkpoint.tensors)
+        weight_bytes += part * info.nbytes
+        if len(info.shape) < 2:
+            continue
+        if info.name in (OUTPUT, EMBEDDING):
+            output_products += math.prod(info.shape) if part == 1 else 0
+        else:
+            products += part * math.prod(info.shape)
+    return Demand(weight_bytes, products, output_products, 2 * config.layers * config.kv_width * HALF)
+
+
+def _share(info: TensorInfo, experts: float, *, tied: bool) -> float:
+    """The part of a tensor that one token reads."""
+    if is_routed(info.name):
+        return experts
+    if info.name == EMBEDDING and not tied:
+        return 1 / info.shape[0]
+    return 1.0
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor, with family and model where its name says little; "unknown" where the system does not tell."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "unknown"
+    fields = dict(re.findall(r"^([^\t:]+?)\s*: (.*)$", text.split("\n\n")[0], re.MULTILINE))
+    name = " ".join(fields.get("model name", "unknown").split())
+    if "cpu family" in fields and not re.search(r"\d{3}", name):
+        return f"{name} (family {fields['cpu family']} model {fields.get('model', '?')})"
+    return name
