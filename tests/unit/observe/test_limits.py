@@ -1,0 +1,74 @@
+"""What a token asks of the machine, counted by hand; the measurements give sensible numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from colibri import ops
+from colibri.models.registry import model_config
+from colibri.observe.limits import Meter, cpu_name, demand
+from colibri.weights.checkpoint import open_checkpoint
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+
+
+@pytest.mark.parametrize("name", ["mixtral-gqa-f32", "mixtral-tied-bf16", "qwen3_moe-dense-bf16"])
+def test_demand_by_hand(name: str) -> None:
+    checkpoint = open_checkpoint(GOLDEN / name)
+    config = model_config(checkpoint)
+    size = 4 if name.endswith("f32") else 2
+    hidden, k = config.hidden_size, config.experts_per_token
+    attention = 2 * hidden * (config.query_width + config.kv_width)
+    moe = hidden * config.experts + 3 * k * hidden * config.expert_intermediate
+    dense = 3 * hidden * config.intermediate
+    layers = sum(moe if checkpoint.is_moe(layer) else dense for layer in range(config.layers))
+    products = config.layers * attention + layers
+    output = config.vocab_size * hidden
+    found = demand(checkpoint, config)
+    assert found.products == products
+    assert found.output_products == output
+    assert found.prompt_products(10) == 10 * products + output
+    row = 0 if "output.weight" not in checkpoint.tensors else hidden
+    vectors = sum(info.nbytes for info in checkpoint.tensors.values() if len(info.shape) == 1)
+    assert found.weight_bytes == size * (products + output + row) + vectors
+    assert found.kv_bytes == 2 * 2 * config.layers * config.kv_width
+    assert found.bytes_per_token(3) == found.weight_bytes + 3 * found.kv_bytes
+
+
+@pytest.mark.parametrize("isa", ops.isas())
+def test_rates_are_positive_on_every_instruction_set(isa: str) -> None:
+    chosen = ops.isa()
+    ops._native.use_isa(isa)
+    try:
+        assert all(rate > 0 for rate in ops.measure_read(1 << 22, 0.001))
+        assert all(rate > 0 for rate in ops.measure_dot(0.001))
+    finally:
+        ops._native.use_isa(chosen)
+
+
+def test_bytes_have_to_be_a_megabyte() -> None:
+    with pytest.raises(ValueError, match="bytes: found 1000, expected 1 MiB"):
+        ops.measure_read(1000, 0.1)
+
+
+def test_meter_counts_all_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([(1.0, 2.0), (30.0,)])
+    monkeypatch.setattr(ops, "measure_read", lambda nbytes, seconds: next(rates))
+    monkeypatch.setattr(ops, "measure_dot", lambda seconds: (5.0,))
+    meter = Meter()
+    meter.measure(1)
+    meter.measure(1)
+    assert (meter.read.median, meter.read.min, meter.read.max) == (2, 1, 30)
+    assert meter.multiply.median == 5
+
+
+def test_name_of_the_processor(tmp_path: Path) -> None:
+    assert cpu_name(tmp_path) == "unknown"
+    (tmp_path / "proc").mkdir()
+    info = tmp_path / "proc" / "cpuinfo"
+    info.write_text("processor\t: 0\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: A  Processor\n\nprocessor\t: 1\n")
+    assert cpu_name(tmp_path) == "A Processor (family 6 model 207)"
+    info.write_text("processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC 9575F\n")
+    assert cpu_name(tmp_path) == "AMD EPYC 9575F"
