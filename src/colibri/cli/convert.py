@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import Size
 from colibri.cli.output import size
 from colibri.errors import ArgumentError
@@ -35,7 +36,7 @@ from colibri.weights.quantize import MIXES
 def command(
     source: Path, destination: Path, quantize: str, imatrix: Path | None, only_expert: int | None, split: int | None,
     name: str | None, pre_tokenizer: str | None, threads: int | None, force: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Convert SOURCE (a Hugging Face directory or a GGUF file) to the GGUF file DESTINATION.
 
     An interrupted conversion goes on where it was when the same command is given again.
@@ -45,8 +46,13 @@ def command(
     checkpoint = open_checkpoint(source)
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
     options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name)
-    report = _with_bar(checkpoint, destination, options)
+    try:
+        report = _with_bar(checkpoint, destination, options)
+    except KeyboardInterrupt:
+        _note("interrupted; the same command goes on with what is written")
+        return EXIT_INTERRUPTED
     click.echo(_summary(report), err=True)
+    return 0
 
 
 def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:

@@ -46,6 +46,9 @@ def tokenizer_metadata(
     roles = source.special_ids(vocabulary.backend, vocabulary.encodes_special)
     description = _description(vocabulary, source.file)
     pieces, types = _pieces(vocabulary, vocab_size, description)
+    if 0 < vocab_size < len(pieces):
+        note(f"{source.file}: has {len(pieces)} tokens, the model {vocab_size}; those above are left out.")
+        pieces, types = pieces[:vocab_size], types[:vocab_size]
     keys: dict[str, object] = {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": np.array(types, np.int32)}
     if vocabulary.style == "byte_level":
         name = pre or detect_pre_tokenizer(vocabulary, architecture, source.file)

@@ -86,7 +86,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance))
-    with journal.locked() as checksums:
+    with journal.locked() as checksums, _tidy(writer, journal):
         _check_space(destination, writer)
         with writer, FileReader() as reader:
             resumed = len(checksums)
@@ -256,6 +256,18 @@ def _fingerprint(checkpoint: Checkpoint, writer: GGUFWriter, importance: Mapping
     for name, weights in sorted(importance.items()):
         digest.update(name.encode() + weights.tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def _tidy(writer: GGUFWriter, journal: Journal) -> Iterator[None]:
+    """A fault of the source will be there the next time, too: nothing is kept to go on with."""
+    try:
+        yield
+    except FormatError:
+        for file in writer.temporaries:
+            file.unlink(missing_ok=True)
+        journal.remove()
+        raise
 
 
 def _check_space(destination: Path, writer: GGUFWriter) -> None:

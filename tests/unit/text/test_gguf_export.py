@@ -120,6 +120,16 @@ def test_sentencepiece_ids_are_the_same_with_and_without_merges(tmp_path: Path, 
             assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
 
 
+def test_tokens_without_a_row_in_the_model_are_left_out(tmp_path: Path) -> None:
+    original = train_byte_level((QWEN2,), nfc=True)
+    size = original.get_vocab_size()
+    notes: list[str] = []
+    keys = tokenizer_metadata(write(tmp_path, original), "llama", size - 1, notes.append)
+    lengths = [len(keys[f"tokenizer.ggml.{name}"]) for name in ("tokens", "token_type")]  # type: ignore[arg-type]
+    assert lengths == [size - 1] * 2
+    assert "left out" in notes[0]
+
+
 def test_what_cannot_be_expressed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         export(tmp_path)

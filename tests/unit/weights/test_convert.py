@@ -239,6 +239,7 @@ def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:
     write_safetensors(source / "model.safetensors", tensors | {name: (kind, shape, values.tobytes())})
     with pytest.raises(FormatError, match=r"blk\.1\.ffn_up\.3\.weight: row 5 holds a NaN"):
         run(source, tmp_path / "m.gguf", "q8_0")
+    assert not list(tmp_path.glob("m.gguf*"))
 
 
 def test_missing_experts_and_unread_formats_are_named(tmp_path: Path) -> None:
