@@ -65,6 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"colibri: {error}", err=True)
         return EXIT_ERROR
     except BrokenPipeError:  # the reader of our output left, as `| head` does
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return EXIT_ERROR
     return result if isinstance(result, int) else 0

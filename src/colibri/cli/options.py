@@ -15,7 +15,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes: 2.5G, 800M, 1GiB or plain bytes; units are powers of 1024."""
 
     name = "size"
@@ -29,7 +29,7 @@ class Size(click.ParamType):
         return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-class TokenIds(click.ParamType):
+class TokenIds(click.ParamType[list[int]]):
     """Token ids with commas between: 1,2,3."""
 
     name = "ids"
