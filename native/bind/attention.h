@@ -1,0 +1,135 @@
+/* The rows of one step, rotary embedding, cache and attention. Part of bind.cpp. */
+#ifndef COLIBRI_BIND_ATTENTION_H
+#define COLIBRI_BIND_ATTENTION_H
+#include "bind/common.h"
+
+namespace colibri {
+namespace {
+
+using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+struct Batch {
+    std::vector<int32_t> position, sequence, group_first;
+    std::vector<std::vector<int32_t>> tables;
+    std::vector<const int32_t *> table;
+    int32_t last_position = -1, last_block = -1;
+
+    struct batch view() const {
+        return {int(position.size()), int(group_first.size()) - 1, position.data(), sequence.data(),
+                table.data(),         group_first.data()};
+    }
+};
+
+std::vector<int32_t> copy_of(const Integers &array) { return {array.data(), array.data() + array.size()}; }
+
+void add_table(Batch &batch, const Integers &blocks) {
+    for (size_t i = 0; i < blocks.size(); i++) {
+        if (blocks.data()[i] < 0) wrong("tables", std::to_string(blocks.data()[i]), "block numbers from 0");
+        batch.last_block = std::max(batch.last_block, blocks.data()[i]);
+    }
+    batch.tables.push_back(copy_of(blocks));
+}
+
+void add_row(Batch &batch, size_t row) {
+    const int32_t sequence = batch.sequence[row], position = batch.position[row];
+    if (sequence < 0 || size_t(sequence) >= batch.tables.size())
+        wrong("sequence", std::to_string(sequence), "0 to " + std::to_string(batch.tables.size()) + " exclusive");
+    const size_t capacity = batch.tables[size_t(sequence)].size() * KV_BLOCK;
+    if (position < 0 || size_t(position) >= capacity)
+        wrong("positions", std::to_string(position),
+              "0 to " + std::to_string(capacity) + " exclusive, the blocks of its table");
+    batch.last_position = std::max(batch.last_position, position);
+    const bool follows = row && batch.sequence[row - 1] == sequence && batch.position[row - 1] + 1 == position;
+    if (!follows) batch.group_first.push_back(int32_t(row));
+}
+
+void make_batch(Batch *self, const Integers &positions, const Integers &sequence, const nb::list &tables) {
+    if (positions.size() != sequence.size())
+        wrong("sequence", std::to_string(sequence.size()) + " rows", std::to_string(positions.size()));
+    Batch *batch = new (self) Batch{};
+    batch->position = copy_of(positions);
+    batch->sequence = copy_of(sequence);
+    for (nb::handle blocks : tables) add_table(*batch, nb::cast<Integers>(blocks, false));
+    for (size_t row = 0; row < positions.size(); row++) add_row(*batch, row);
+    batch->group_first.push_back(int32_t(positions.size()));
+    for (const auto &blocks : batch->tables) batch->table.push_back(blocks.data());
+}
+
+int64_t rows_of(const Tensor &t, const char *name, const Batch &batch) {
+    f32_of(t, name, int64_t(batch.position.size()), -1);
+    return t.shape[1];
+}
+
+void rope(Tensor &x, const Batch &batch, const Tensor &cosine, const Tensor &sine, int head_dim) {
+    const int64_t width = rows_of(x, "x", batch);
+    f32_of(cosine, "cosine", -1, -1);
+    f32_of(sine, "sine", cosine.shape[0], cosine.shape[1]);
+    const int64_t rotary = 2 * cosine.shape[1];
+    if (head_dim <= 0 || width % head_dim) wrong("x", describe(x), "rows of heads of " + std::to_string(head_dim));
+    if (rotary > head_dim) wrong("cosine", describe(cosine), "at most " + std::to_string(head_dim / 2) + " columns");
+    if (batch.last_position >= cosine.shape[0])
+        wrong("batch", "position " + std::to_string(batch.last_position),
+              "below " + std::to_string(cosine.shape[0]) + ", the rows of cosine");
+    const struct batch view = batch.view();
+    region_rope(x.f32(), int(width / head_dim), head_dim, cosine.f32(), sine.f32(), int(rotary), &view);
+}
+
+/* Checks a pair of caches against each other and the batch. */
+struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &batch) {
+    const int64_t key_shape[] = {-1, -1, -1, KV_BLOCK};
+    expect(keys, "keys", T_F16, key_shape);
+    const int64_t value_shape[] = {keys.shape[0], keys.shape[1], KV_BLOCK, -1};
+    expect(values, "values", T_F16, value_shape);
+    if (keys.shape[2] % 8 || values.shape[3] % 8 || !keys.shape[1] || !keys.shape[2] || !values.shape[3])
+        wrong("keys, values", describe(keys) + ", " + describe(values), "head dimensions that are multiples of 8");
+    if (batch.last_block >= keys.shape[0])
+        wrong("batch", "block " + std::to_string(batch.last_block),
+              "below " + std::to_string(keys.shape[0]) + ", the blocks of the cache");
+    return {keys.f16(), values.f16(), int(keys.shape[1]), int(keys.shape[2]), int(values.shape[3])};
+}
+
+void kv_append(Tensor &keys, Tensor &values, const Tensor &k, const Tensor &v, const Batch &batch) {
+    const struct cache cache = cache_of(keys, values, batch);
+    const int64_t n = int64_t(batch.position.size());
+    f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
+    f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
+    const struct batch view = batch.view();
+    region_kv_append(&cache, k.f32(), v.f32(), &view);
+}
+
+void attention(Tensor &out, const Tensor &q, const Tensor &keys, const Tensor &values, const Batch &batch, float scale,
+               int window, const Tensor *sinks) {
+    const struct cache cache = cache_of(keys, values, batch);
+    const int64_t width = rows_of(q, "q", batch), heads = width / cache.key_dim;
+    if (width % cache.key_dim || heads % cache.kv_heads || !heads)
+        wrong("q", describe(q),
+              "rows of " + std::to_string(cache.key_dim) + " times a multiple of " + std::to_string(cache.kv_heads) +
+                  " heads");
+    f32_of(out, "out", int64_t(batch.position.size()), heads * cache.value_dim);
+    if (window < 0) wrong("window", std::to_string(window), "0 (no window) or more");
+    const float *sink = sinks ? f32_of(*sinks, "sinks", heads) : nullptr;
+    const struct batch view = batch.view();
+    int status;
+    {
+        nb::gil_scoped_release unlocked;
+        status = region_attention(out.f32(), q.f32(), &cache, &view, int(heads), scale, window, sink);
+    }
+    check_region(status);
+}
+
+void bind_attention(nb::module_ &m) {
+    nb::class_<Batch>(m, "Batch")
+        .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
+        .def("__len__", [](const Batch &batch) { return batch.position.size(); });
+    m.def("rope", &rope, "x"_a.noconvert(), "batch"_a.noconvert(), "cosine"_a.noconvert(), "sine"_a.noconvert(),
+          "head_dim"_a);
+    m.def("kv_append", &kv_append, "keys"_a.noconvert(), "values"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
+          "batch"_a.noconvert());
+    m.def("attention", &attention, "out"_a.noconvert(), "q"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
+          "batch"_a.noconvert(), "scale"_a, "window"_a = 0, "sinks"_a.noconvert().none() = nb::none());
+    m.attr("KV_BLOCK") = KV_BLOCK;
+}
+
+}  // namespace
+}  // namespace colibri
+#endif

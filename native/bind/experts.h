@@ -1,0 +1,95 @@
+/* Tables of experts and the mixture. Part of bind.cpp. */
+#ifndef COLIBRI_BIND_EXPERTS_H
+#define COLIBRI_BIND_EXPERTS_H
+#include "bind/common.h"
+
+namespace colibri {
+namespace {
+
+struct ExpertTable {
+    int hidden, intermediate;
+    std::vector<struct expert> experts;
+    std::vector<std::array<std::shared_ptr<Mapping>, 6>> owners;
+    std::vector<uint8_t> wanted; /* scratch of check_resident */
+
+    ExpertTable(int experts, int hidden, int intermediate) : hidden(hidden), intermediate(intermediate) {
+        if (experts < 1 || hidden < 1 || intermediate < 1)
+            wrong("experts, hidden, intermediate", "less than 1", "sizes from 1");
+        this->experts.resize(size_t(experts));
+        owners.resize(size_t(experts));
+        wanted.resize(size_t(experts));
+    }
+    size_t index(int64_t e) const {
+        if (e < 0 || size_t(e) >= experts.size())
+            throw std::out_of_range("expert: found " + std::to_string(e) + ", expected 0 to " +
+                                    std::to_string(experts.size() - 1));
+        return size_t(e);
+    }
+};
+
+void set_expert(ExpertTable &table, int64_t e, const Tensor &gate, const Tensor &up, const Tensor &down,
+                const Tensor *gate_bias, const Tensor *up_bias, const Tensor *down_bias) {
+    const size_t i = table.index(e);
+    expect_tiled(gate, "gate", table.intermediate, table.hidden);
+    expect_tiled(up, "up", table.intermediate, table.hidden);
+    expect_tiled(down, "down", table.hidden, table.intermediate);
+    struct expert expert = {matrix_of(gate), matrix_of(up), matrix_of(down), nullptr, nullptr, nullptr, true};
+    if (gate_bias) expert.gate_bias = f32_of(*gate_bias, "gate_bias", table.intermediate);
+    if (up_bias) expert.up_bias = f32_of(*up_bias, "up_bias", table.intermediate);
+    if (down_bias) expert.down_bias = f32_of(*down_bias, "down_bias", table.hidden);
+    table.experts[i] = expert;
+    const Tensor *parts[] = {&gate, &up, &down, gate_bias, up_bias, down_bias};
+    for (size_t p = 0; p < 6; p++) table.owners[i][p] = parts[p] ? parts[p]->owner : nullptr;
+}
+
+void clear_expert(ExpertTable &table, int64_t e) {
+    const size_t i = table.index(e);
+    table.experts[i] = {};
+    table.owners[i] = {};
+}
+
+/* Every id is an expert, and every expert that this call computes is set. */
+void check_resident(ExpertTable &table, const Tensor &ids, const Tensor *only) {
+    std::fill(table.wanted.begin(), table.wanted.end(), uint8_t(!only));
+    for (int64_t i = 0; only && i < only->values(); i++) table.wanted[table.index(only->i32()[i])] = 1;
+    for (int64_t i = 0; i < ids.values(); i++) {
+        const size_t e = table.index(ids.i32()[i]);
+        if (table.wanted[e] && !table.experts[e].set)
+            wrong("ids", "expert " + std::to_string(e) + ", which is not set", "experts that are set");
+    }
+}
+
+void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, const std::string &activation,
+         bool exact, const Tensor *only) {
+    f32_of(x, "x", -1, table.hidden);
+    const int64_t n = x.shape[0], pairs[] = {n, -1}, any[] = {-1};
+    expect(ids, "ids", T_I32, pairs);
+    f32_of(slots, "slots", n * ids.shape[1], table.hidden);
+    if (only) expect(*only, "only", T_I32, any);
+    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "swiglu_oai"});
+    check_resident(table, ids, only);
+    int status;
+    {
+        nb::gil_scoped_release unlocked;
+        status = region_moe(slots.f32(), x.f32(), int(n), int(ids.shape[1]), ids.i32(), table.experts.data(),
+                            int(table.experts.size()), table.hidden, table.intermediate, kind, exact,
+                            only ? only->i32() : nullptr, only ? int(only->shape[0]) : 0);
+    }
+    check_region(status);
+}
+
+void bind_experts(nb::module_ &m) {
+    nb::class_<ExpertTable>(m, "ExpertTable")
+        .def(nb::init<int, int, int>(), "experts"_a, "hidden"_a, "intermediate"_a)
+        .def("set", &set_expert, "e"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "down"_a.noconvert(),
+             "gate_bias"_a.noconvert().none() = nb::none(), "up_bias"_a.noconvert().none() = nb::none(),
+             "down_bias"_a.noconvert().none() = nb::none())
+        .def("clear", &clear_expert, "e"_a)
+        .def("resident", [](const ExpertTable &table, int64_t e) { return table.experts[table.index(e)].set; }, "e"_a);
+    m.def("moe", &moe, "slots"_a.noconvert(), "x"_a.noconvert(), "table"_a.noconvert(), "ids"_a.noconvert(),
+          "activation"_a = "silu", "exact"_a = false, "only"_a.noconvert().none() = nb::none());
+}
+
+}  // namespace
+}  // namespace colibri
+#endif

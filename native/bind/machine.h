@@ -1,0 +1,85 @@
+/* Instruction sets, threads and the machine's limits. Part of bind.cpp. */
+#ifndef COLIBRI_BIND_MACHINE_H
+#define COLIBRI_BIND_MACHINE_H
+#include "bind/common.h"
+
+namespace colibri {
+namespace {
+
+nb::tuple isas() {
+    nb::list names;
+    for (int i = 0; i < isa_count(); i++)
+        if (kernels_for(isa_name(i))) names.append(isa_name(i));
+    return nb::tuple(names);
+}
+
+void choose_isa(const std::string &name) {
+    if (::use_isa(name.c_str())) return;
+    std::string known;
+    for (int i = 0; i < isa_count(); i++)
+        if (kernels_for(isa_name(i))) known += (known.empty() ? "" : ", ") + std::string(isa_name(i));
+    wrong("instruction set", "'" + name + "'", "one that this build and this processor have: " + known);
+}
+
+void set_threads(int threads) {
+    if (threads < 1 || threads > POOL_MAX_THREADS)
+        wrong("threads", std::to_string(threads), "1 to " + std::to_string(POOL_MAX_THREADS));
+    pool_set_threads(threads);
+}
+
+nb::list block_types() {
+    static const char *const activations[] = {"f32", "q32", "q256"};
+    nb::list types;
+    for (const struct type_info &t : type_info)
+        types.append(nb::make_tuple(t.name, t.code, t.values, t.bytes, t.tile_bytes, activations[t.activation]));
+    return types;
+}
+
+void bind_machine(nb::module_ &m) {
+    m.def("isa", [] { return kernels->isa; });
+    m.def("isas", &isas);
+    m.def("use_isa", &choose_isa, "name"_a);
+    m.def("threads", &pool_threads);
+    m.def("cpus", &pool_cpus);
+    m.def("set_threads", &set_threads, "n"_a);
+    m.def("block_types", &block_types);
+}
+
+constexpr int MAX_RATES = 4096;
+
+nb::tuple rates_of(const std::vector<double> &rates, int count) {
+    nb::list list;
+    for (int i = 0; i < count; i++) list.append(rates[size_t(i)]);
+    return nb::tuple(list);
+}
+
+nb::tuple measure_read(size_t bytes, double seconds) {
+    if (bytes < 1 << 20 || bytes > size_t(1) << 40) wrong("bytes", std::to_string(bytes), "1 MiB to 1 TiB");
+    const auto mapping = map_bytes(bytes);
+    std::vector<double> rates(MAX_RATES);
+    int count;
+    {
+        nb::gil_scoped_release unlocked;
+        count = region_measure_read(mapping->data, bytes >> 20 << 20, seconds, rates.data(), MAX_RATES);
+    }
+    return rates_of(rates, count);
+}
+
+nb::tuple measure_dot(double seconds) {
+    std::vector<double> rates(MAX_RATES);
+    int count;
+    {
+        nb::gil_scoped_release unlocked;
+        count = region_measure_dot(seconds, rates.data(), MAX_RATES);
+    }
+    return rates_of(rates, count);
+}
+
+void bind_limits(nb::module_ &m) {
+    m.def("measure_read", &measure_read, "bytes"_a, "seconds"_a);
+    m.def("measure_dot", &measure_dot, "seconds"_a);
+}
+
+}  // namespace
+}  // namespace colibri
+#endif
