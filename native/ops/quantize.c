@@ -362,7 +362,7 @@ static float largest(int type) {
     case T_BF16: return 3.38e38f;
     case T_F16: return 65504;
     case T_MXFP4: return 1e38f;
-    default: return 65504 * 7;
+    default: return 65504 * 5;
     }
 }
 
