@@ -54,7 +54,8 @@ class LoadOptions:
     """How a model is loaded. None means: decided from the model and the machine.
 
     ram: bytes that the whole process may take. context: tokens of one sequence. sequences: how many may be in work at
-    once, each with a whole context. chunk: tokens of a prompt that go through the layers together.
+    once, each with a whole context. chunk: tokens of a prompt that go through the layers together. share_prefixes: keep
+    keys and values of ended sequences, for prompts that begin alike.
     """
 
     path: Path | None = None
@@ -64,6 +65,7 @@ class LoadOptions:
     precision: Precision = "fast"
     sequences: int = 1
     chunk: int = 512
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         if self.path is not None:

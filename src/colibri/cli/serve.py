@@ -42,7 +42,8 @@ def command(
     run, settings_type = _server()
     settings = settings_type(
         load=LoadOptions(
-            path=model, ram=ram, threads=threads, context=context, precision=precision, sequences=sequences, chunk=chunk
+            path=model, ram=ram, threads=threads, context=context, precision=precision, sequences=sequences,
+            chunk=chunk, share_prefixes=True,
         ),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
         body_bytes=body_limit, drain_s=drain, model_name=name,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.cache.kv import KeyValueCache
+from colibri.cache.prefix import SharedCache
 from colibri.engine.scheduler import Work, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
@@ -20,11 +20,12 @@ from colibri.models.decoder import Decoder
 class Engine:
     """Runs sequences over one decoder and one cache. Safe to use from several threads: each step is one thread's."""
 
-    def __init__(self, decoder: Decoder, cache: KeyValueCache, chunk: int) -> None:
+    def __init__(self, decoder: Decoder, cache: SharedCache, chunk: int) -> None:
         self.decoder = decoder
         self.cache = cache
         self.steps = 0
         self._chunk = chunk
+        self._weights = decoder.weights_version
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._lock = threading.Lock()
@@ -76,7 +77,9 @@ class Engine:
         """
         with self._lock:
             self._retire()
-            self._admit()
+            if self._waiting:
+                self._check_weights(self.decoder.refresh())
+                self._admit()
             work = schedule(self._running, self._chunk)
             if not work:
                 return
@@ -138,16 +141,25 @@ class Engine:
     def _admit(self) -> None:
         while self._waiting:
             sequence = self._waiting[0]
-            if len(self._running) >= self._chunk or not self.cache.has_room(sequence.capacity):
+            share = sequence.prompt_watcher is None  # which wants to see every position
+            room = self.cache.has_room(sequence.capacity, sequence.ids if share else ())
+            if len(self._running) >= self._chunk or not room:
                 return
-            sequence.table = self.cache.take(sequence.capacity)
+            sequence.borrowed(self.cache.borrow(sequence.ids, sequence.capacity, share=share))
             self._running.append(self._waiting.pop(0))
 
     def _retire(self) -> None:
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
         for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
             self._running.remove(sequence)
-            self.cache.give_back(sequence.table)
+            if sequence.lease is not None:
+                self.cache.end(sequence.lease, sequence.ids, 0 if sequence.error is not None else sequence.computed)
+
+    def _check_weights(self, version: int) -> None:
+        """Forget what was computed with experts that have been replaced since."""
+        if version != self._weights:
+            self._weights = version
+            self.cache.forget()
 
     def _fill(self, row: int, number: int, ids: Sized[int], start: int) -> None:
         """Rows row.. are the tokens `ids` at positions start.. of the step's sequence `number`."""
@@ -169,12 +181,15 @@ class Engine:
             self._fill(row, number, sequence.ids[start : start + count], start)
             row += count
         rows = self._run(row, [sequence.table for sequence, _ in work])
+        self._check_weights(self.decoder.weights_version)
         row = 0
         for sequence, count in work:
             if sequence.prompt_watcher is not None and sequence.computed < sequence.prompt_length:
                 self._report(sequence, sequence.prompt_watcher, rows, row, count)
             sequence.computed += count
             row += count
+            if sequence.lease is not None and sequence.computed % ops.KV_BLOCK < count:
+                self.cache.note(sequence.lease, sequence.ids, sequence.computed)
         return rows
 
     def _report(self, sequence: Sequence, watcher: PromptWatcher, rows: Rows, row: int, count: int) -> None:

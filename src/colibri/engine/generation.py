@@ -47,6 +47,11 @@ class Generation(Iterator[Token]):
         return min(self._sequence.computed, self._sequence.prompt_length)
 
     @property
+    def cached(self) -> int:
+        """Tokens of the prompt whose keys and values were in the cache already."""
+        return self._sequence.cached
+
+    @property
     def ids(self) -> list[int]:
         """The ids chosen so far, end tokens left out."""
         return self._sequence.generated

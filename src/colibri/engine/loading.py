@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from colibri import ops
-from colibri.cache.kv import KeyValueCache, blocks_for
+from colibri.cache.kv import blocks_for
+from colibri.cache.prefix import SharedCache
 from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
@@ -35,6 +36,7 @@ def load(
     precision: Precision = "fast",
     sequences: int = 1,
     chunk: int = 512,
+    share_prefixes: bool = False,
 ) -> Model:
     """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
 
@@ -45,7 +47,7 @@ def load(
     return open_model(
         LoadOptions(
             path=None if path is None else Path(path), ram=ram, threads=threads, context=context, precision=precision,
-            sequences=sequences, chunk=chunk,
+            sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
         )
     )  # fmt: skip
 
@@ -62,7 +64,7 @@ def open_model(options: LoadOptions) -> Model:
     store = ExpertStore(checkpoint)
     try:
         weights = DenseWeights(checkpoint)
-        cache = KeyValueCache(config, options.sequences * blocks_for(context))
+        cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
         workspace = Workspace(config, min(options.chunk, options.sequences * context))
         plan = _plan(config, options, store, weights, cache, workspace, context)
         experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits)
@@ -97,7 +99,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def _plan(
-    config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: KeyValueCache,
+    config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: SharedCache,
     workspace: Workspace, context: int,
 ) -> Plan:  # fmt: skip
     machine = detect_memory()

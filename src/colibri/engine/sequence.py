@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.cache.prefix import Lease
 from colibri.config import SamplingParams, Token
 from colibri.engine.sampler import Choice, Sampler
 from colibri.errors import ColibriError
@@ -54,7 +55,7 @@ class Sequence:
         self.computed = 0  # tokens whose keys and values are in the cache
         self.cached = 0  # of these, tokens that were there before it came
         self.prompt_watcher = prompt_watcher
-        self.table: NDArray[np.int32] = np.empty(0, np.int32)
+        self.lease: Lease | None = None
         self.max_tokens = max_tokens
         nothing_to_do = not max_tokens and prompt_watcher is None
         self.finish_reason: FinishReason | None = "length" if nothing_to_do else None
@@ -70,6 +71,17 @@ class Sequence:
         self._decoder = decoder
         self._constraint = constraint
         self._stops = StopMatcher(params.stop)
+
+    def borrowed(self, lease: Lease) -> None:
+        """Take up a place in the cache, with what is known of the prompt."""
+        self.lease = lease
+        self.computed = self.cached = lease.cached
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """Numbers of the blocks that hold its keys and values."""
+        assert self.lease is not None
+        return self.lease.table
 
     @property
     def pending(self) -> int:

@@ -30,7 +30,8 @@ def timings(sequence: Sequence, load_s: float) -> Timings:
     first = sequence.first_token_at - sequence.created
     later = sequence.last_token_at - sequence.first_token_at
     steps = sequence.sampled - 1
-    return Timings(load_s, first, sequence.prompt_length / first, steps / later if steps and later > 0 else None)
+    computed = sequence.prompt_length - sequence.cached
+    return Timings(load_s, first, computed / first, steps / later if steps and later > 0 else None)
 
 
 def resident_bytes() -> int:

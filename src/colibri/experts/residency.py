@@ -234,6 +234,10 @@ class Residency:
             self._trial.step(now - self._step_began)
         self._step_began = now if rows == 1 else None
 
+    def refresh(self) -> None:
+        """Look for replaced experts now; each step does by itself, but a step's prompts are chosen before."""
+        self._take_up_replacements()
+
     def _take_up_replacements(self) -> None:
         """Use the replaced experts that came since, in all layers at once."""
         if not self._looking.acquire(blocking=False):

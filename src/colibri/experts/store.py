@@ -70,6 +70,7 @@ class ExpertStore:
             )
         self._biases = {layer: _find_biases(checkpoint.tensors, layer) for layer in self._layers}
         self._replaced: dict[tuple[int, int], Expert] = {}
+        self.version = 0  # counts the replacements
         self.layers = max(self._layers) + 1
         self.experts = max(len(experts) for experts in self._layers.values())
         first = next(iter(self._layers.values()))[0]
@@ -98,6 +99,7 @@ class ExpertStore:
 
     def replace(self, expert: int, layers: Mapping[int, Expert] | None) -> None:
         """Take an expert of every layer from elsewhere; None: from the model's own files again."""
+        self.version += 1
         for layer in self._layers:
             self._replaced.pop((layer, expert), None)
         for layer, replacement in (layers or {}).items():

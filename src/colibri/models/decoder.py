@@ -80,6 +80,7 @@ class Decoder:
         self.workspace = workspace
         self.watcher: Watcher | None = None
         self._exact = exact
+        self._experts = experts
         hidden, vocabulary = config.hidden_size, config.vocab_size
         self._embedding = weights.matrix("token_embd.weight", vocabulary, hidden)
         rope = rope_tables(config.rope, context, _frequency_factors(weights, config))
@@ -104,6 +105,16 @@ class Decoder:
         _check_experts(experts, config, layer)
         ffn = MixtureOfExperts(weights, config, layer, experts, exact)
         return Block(norms[0], attention, norms[1], ffn)
+
+    @property
+    def weights_version(self) -> int:
+        """Changes whenever an expert was replaced."""
+        return self._experts.store.version
+
+    def refresh(self) -> int:
+        """Take up what was replaced since; the version then."""
+        self._experts.refresh()
+        return self.weights_version
 
     def forward(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache) -> None:
         """Take rows.ids through all layers; rows.hidden holds the result."""

@@ -1,0 +1,220 @@
+"""Blocks of the key-value cache that later prompts use again when they begin alike.
+
+A full block is known by the hash of everything up to its end, so that equal beginnings meet whatever came after. The
+unfinished last block of a sequence is kept, too; a prompt that goes on from within it gets a copy of it. What nobody
+uses is given up when room is needed, the least recently used first, the ends of texts before their beginnings.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.cache.kv import KeyValueCache, blocks_for
+from colibri.config import ModelConfig
+from colibri.errors import ContextFullError
+
+SIZE = ops.KV_BLOCK
+LEAST_COPIED = 16  # tokens that are worth the copy of a block
+ROOT = b""
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A block whose content is known: `ids` after all that `parent` stands for. Full blocks hold SIZE ids."""
+
+    block: int
+    key: bytes
+    parent: bytes
+    ids: Ids
+    users: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What a sequence holds. cached: tokens of its beginning that need not be computed."""
+
+    table: NDArray[np.int32]
+    cached: int = 0
+    epoch: int = 0
+    _path: list[_Kept] = field(default_factory=list)  # the shared blocks it uses, in order
+    _key: bytes = ROOT  # of all its full blocks so far
+    _noted: int = 0  # how many full blocks that are
+
+
+class SharedCache(KeyValueCache):
+    """A key-value cache that remembers what its blocks hold."""
+
+    def __init__(self, config: ModelConfig, blocks: int, *, share: bool = True) -> None:
+        super().__init__(config, blocks)
+        self._share = share  # otherwise every block is forgotten when its sequence ends
+        self._kept: dict[bytes, _Kept] = {}
+        self._after: dict[bytes, dict[bytes, _Kept]] = {}  # what may follow a text
+        self._unused: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
+        self._epoch = 0
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return len(self._free) + len(self._unused)
+
+    def has_room(self, tokens: int, ids: Sequence[int] = ()) -> bool:
+        """Whether `borrow` would succeed for these ids (`take`, without any)."""
+        path, _, _ = self._find(ids)
+        pinned = sum(not kept.users for kept in path)
+        return blocks_for(tokens) - len(path) <= self.free_blocks - pinned
+
+    def take(self, tokens: int) -> NDArray[np.int32]:
+        """A table of blocks for this many tokens. Raises ContextFullError when there are not enough."""
+        self._make_room(blocks_for(tokens))
+        return super().take(tokens)
+
+    def borrow(self, ids: Sequence[int], tokens: int, *, share: bool = True) -> Lease:
+        """Blocks for a prompt that grows to `tokens`, with all that is known of its beginning.
+
+        At least its last token is left to compute. Without `share` nothing is used again. Raises ContextFullError.
+        """
+        path, partial, common = self._find(ids if share else ())
+        for kept in path:
+            self._use(kept)
+        if partial is not None:
+            self._use(partial)
+        try:
+            if blocks_for(tokens) - len(path) > self.free_blocks and partial is not None:
+                self._leave(partial)  # its own block is needed
+                partial = None
+            own = self.take(tokens - SIZE * len(path))
+        except ContextFullError:
+            for kept in reversed(path):
+                self._leave(kept)
+            raise
+        table = np.concatenate([np.array([kept.block for kept in path], np.int32), own])
+        cached = SIZE * len(path)
+        if partial is not None:
+            self._copy(partial.block, int(own[0]))
+            self._leave(partial)
+            cached += common
+        key = path[-1].key if path else ROOT
+        return Lease(table, cached, self._epoch, path, key, len(path))
+
+    def note(self, lease: Lease, ids: Sequence[int], computed: int) -> None:
+        """Remember the blocks that are full now: the first `computed` of a sequence's ids are in the cache."""
+        if lease.epoch != self._epoch or not self._share:
+            return
+        while SIZE * (lease._noted + 1) <= computed:
+            start = SIZE * lease._noted
+            own = np.array(ids[start : start + SIZE], np.int32)
+            parent, block = lease._key, int(lease.table[lease._noted])
+            lease._key = _digest(parent, own)
+            lease._noted += 1
+            if lease._key not in self._kept:
+                kept = self._keep(block, lease._key, parent, own)
+                kept.users = 1
+                lease._path.append(kept)
+
+    def end(self, lease: Lease, ids: Sequence[int] = (), computed: int = 0) -> None:
+        """Give a sequence's blocks back; what is `computed` of its ids stays known while there is room."""
+        self.note(lease, ids, computed)
+        shared = {kept.block for kept in lease._path}
+        own = [int(block) for block in lease.table if int(block) not in shared]
+        rest = computed - SIZE * lease._noted
+        if self._share and lease.epoch == self._epoch and rest >= LEAST_COPIED:
+            tail = np.array(ids[computed - rest : computed], np.int32)
+            key = _digest(lease._key, tail)
+            block = int(lease.table[lease._noted])
+            if key not in self._kept and block in own:
+                self._unused[key] = self._keep(block, key, lease._key, tail)
+                own.remove(block)
+        for kept in reversed(lease._path):
+            self._leave(kept)
+        self.give_back(np.array(own, np.int32))
+
+    def forget(self) -> None:
+        """The weights have changed: what was computed with the old ones is not used again."""
+        self._epoch += 1
+        self.give_back(np.array([kept.block for kept in self._unused.values()], np.int32))
+        self._unused.clear()
+        self._kept.clear()
+        self._after.clear()
+
+    # ---- what is known -------------------------------------------------------------------------------------------
+
+    def _find(self, ids: Sequence[int]) -> tuple[list[_Kept], _Kept | None, int]:
+        """The full blocks that a prompt begins with, then the block that shares the most of what follows."""
+        path: list[_Kept] = []
+        if not len(ids) or not self._kept:
+            return path, None, 0
+        known = np.array(ids[:-1], np.int32)
+        key = ROOT
+        while len(known) - SIZE * len(path) >= SIZE:
+            own = known[SIZE * len(path) : SIZE * (len(path) + 1)]
+            key = _digest(key, own)
+            kept = self._kept.get(key)
+            if kept is None or not np.array_equal(kept.ids, own):
+                break
+            path.append(kept)
+        parent = path[-1].key if path else ROOT
+        rest = known[SIZE * len(path) : SIZE * (len(path) + 1)]
+        best, common = None, LEAST_COPIED - 1
+        for kept in self._after.get(parent, {}).values():
+            length = _common(kept.ids, rest)
+            if length > common:
+                best, common = kept, length
+        return path, best, common if best is not None else 0
+
+    def _keep(self, block: int, key: bytes, parent: bytes, ids: Ids) -> _Kept:
+        kept = self._kept[key] = _Kept(block, key, parent, ids)
+        self._after.setdefault(parent, {})[key] = kept
+        return kept
+
+    def _use(self, kept: _Kept) -> None:
+        kept.users += 1
+        self._unused.pop(kept.key, None)
+
+    def _leave(self, kept: _Kept) -> None:
+        kept.users -= 1
+        if kept.users:
+            return
+        if self._kept.get(kept.key) is kept:
+            self._unused[kept.key] = kept
+        else:  # it was forgotten while it was used
+            self.give_back(np.array([kept.block], np.int32))
+
+    def _make_room(self, count: int) -> None:
+        """Give up unused blocks until `count` are free, if that is possible."""
+        if count > self.free_blocks:
+            return
+        while len(self._free) < count:
+            _, kept = self._unused.popitem(last=False)
+            del self._kept[kept.key]
+            siblings = self._after[kept.parent]
+            del siblings[kept.key]
+            if not siblings:
+                del self._after[kept.parent]
+            self.give_back(np.array([kept.block], np.int32))
+
+    def _copy(self, source: int, target: int) -> None:
+        for layer in self.layers:
+            for tensor in (layer.keys, layer.values):
+                array = tensor.numpy()
+                array[target] = array[source]
+
+
+def _digest(parent: bytes, ids: Ids) -> bytes:
+    """Of a text that goes on from `parent`."""
+    return blake2b(parent + ids.tobytes(), digest_size=16).digest()
+
+
+def _common(first: Ids, second: Ids) -> int:
+    """How many ids at the beginning are the same."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

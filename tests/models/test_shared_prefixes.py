@@ -1,0 +1,62 @@
+"""Prompts that begin alike share keys and values, and nothing else changes: the tokens are those of a prompt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri.config import SamplingParams
+from colibri.engine.model import Model
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+LONG = GOLDEN / "qwen3_moe-gqa-f32"
+PARAMS = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, top_logprobs=2)
+Load = Callable[..., Model]
+
+
+def generated(model: Model, ids: list[int]) -> tuple[list[object], int]:
+    """All that is said of each token, and how many tokens of the prompt were found in the cache."""
+    generation = model.generate(ids, PARAMS)
+    tokens = list(generation)
+    return [(token.id, token.logprob, token.top) for token in tokens], generation.cached
+
+
+@pytest.fixture
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    system = rng.integers(0, 60, 300).tolist()
+    chat = [*system, *rng.integers(0, 60, 40).tolist()]
+    other = [*system, *rng.integers(0, 60, 25).tolist()]
+    return [chat, other, [*chat, *rng.integers(0, 60, 30).tolist()], chat]
+
+
+def test_tokens_and_logprobs_are_those_of_a_prompt_alone(load: Load, prompts: list[list[int]]) -> None:
+    alone, shared = load(LONG, context=512), load(LONG, context=512, sequences=3, share_prefixes=True)
+    expected = [generated(alone, ids) for ids in prompts]
+    found = [generated(shared, ids) for ids in prompts]
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    assert [cached for _, cached in expected] == [0, 0, 0, 0]
+    assert [cached for _, cached in found] == [0, 300, 340, 339]
+
+
+def test_a_prompt_that_joins_shares_with_one_that_still_runs(load: Load, prompts: list[list[int]]) -> None:
+    alone, shared = load(LONG, context=512), load(LONG, context=512, sequences=3, share_prefixes=True)
+    expected = [generated(alone, ids)[0] for ids in prompts[:2]]
+    first = shared.generate(prompts[0], PARAMS)
+    tokens = [next(first)]
+    assert generated(shared, prompts[1]) == (expected[1], 256)
+    tokens += list(first)
+    assert [(token.id, token.logprob, token.top) for token in tokens] == expected[0]
+
+
+def test_a_dropped_prompt_leaves_what_it_has_computed(load: Load, prompts: list[list[int]]) -> None:
+    model = load(LONG, context=512, sequences=2, chunk=64, share_prefixes=True)
+    generation = model.generate(prompts[0], PARAMS)
+    for _ in range(3):
+        model.engine.step()
+    generation.close()
+    assert model.engine.cache.free_blocks == model.engine.cache.blocks
+    assert generated(model, prompts[0])[1] == 192
