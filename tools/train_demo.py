@@ -32,7 +32,7 @@ SPECIAL_TOKENS = [SEPARATOR, "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 TOKENS_PER_STEP = 4096
 PARTS_PER_STEP = 4
 SHARE_MEMORY = 0.95  # decay per step of the expert shares in the balance loss
-BALANCE_COEFFICIENT = 0.01
+BALANCE_COEFFICIENT = 0.02
 CHECKPOINT_SECONDS = 300
 SHARES = {  # of the tokens of a batch, in expectation
     "bible": 0.12,
@@ -130,8 +130,8 @@ def sample_batch(
 
 
 def rate_factor(progress: float) -> float:
-    """Trapezoid: warm up over 1%, hold, then fall to zero over the last 40%."""
-    return min(1.0, (progress + 1e-3) / 0.01, max(0.0, (1 - progress) / 0.4))
+    """Trapezoid: warm up over 1%, hold, then fall to zero over the last 30%."""
+    return min(1.0, (progress + 1e-3) / 0.01, max(0.0, (1 - progress) / 0.3))
 
 
 @dataclass
@@ -166,11 +166,14 @@ class Run:
         os.replace(path.with_suffix(".partial"), path)
 
     def resume(self, path: Path) -> None:
-        """Continue from a checkpoint, on the clock of the first start."""
+        """Continue from a checkpoint on the clock of the first start, at new_run's rates."""
         content = torch.load(path, weights_only=True)
         self.model.load_state_dict(content["model"])
         for optimizer, state in zip(self.optimizers, content["optimizers"], strict=True):
+            rates = [group["lr"] for group in optimizer.param_groups]
             optimizer.load_state_dict(state)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["base"] = rate
         self.shares = content["shares"]
         self.started, self.step, self.seen = content["progress"]
 
@@ -182,10 +185,11 @@ def new_run() -> Run:
     named = list(model.named_parameters())
     matrices = [p for n, p in named if n.startswith("layers") and p.dim() > 1 and "gate" not in n]
     routers = [p for n, p in named if n.endswith("gate.weight")]
-    tables = [p for n, p in named if n.startswith(("embed_tokens", "lm_head"))]
+    embeddings, head = model.embed_tokens.weight, model.lm_head.weight
     norms = [p for _, p in named if p.dim() == 1]
-    groups = [{"params": p, "lr": lr} for p, lr in ((routers, 2e-3), (tables, 3e-3), (norms, 2e-3))]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
+    rates = ((routers, 1e-3), (norms, 2e-3), ([embeddings], 1e-3), ([head], 6e-4))
+    groups = [{"params": parameters, "lr": rate} for parameters, rate in rates]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0, fused=True)
     muons = [Muon(matrices[part::4], lr=0.02) for part in range(4)]
     return Run(model, [*muons, adam], time.time())
 
