@@ -127,7 +127,7 @@ class NextUse:
     least-recently-used gets wrong. p is the faded frequency over `half_life` tokens with one prior use in `prior`.
     """
 
-    def __init__(self, layers: int, experts: int, half_life: float = 64.0, prior: float = 0.5) -> None:
+    def __init__(self, layers: int, experts: int, half_life: float = 48.0, prior: float = 0.5) -> None:
         self._layers, self._experts = layers, experts
         self._frequency = _DecayedFrequency(layers, experts, half_life)
         self._prior = prior
