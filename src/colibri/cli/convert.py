@@ -16,6 +16,7 @@ from colibri.errors import ArgumentError
 from colibri.text.gguf_export import tokenizer_metadata
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 from colibri.weights.convert import Options, Report, convert
+from colibri.weights.dequantize import READABLE
 from colibri.weights.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
 from colibri.weights.quantize import MIXES
 
@@ -43,7 +44,7 @@ def command(
     """
     if destination.exists() and not force:
         raise ArgumentError(f"{destination}: exists; give --force to replace it, or another name")
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, READABLE)
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
     options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name)
     try:

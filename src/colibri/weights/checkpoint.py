@@ -48,6 +48,7 @@ class Checkpoint:
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
     tokenizer_source: Path | Metadata
+    accepted: frozenset[str] = frozenset(BLOCK_TYPES)  # block types; a converter reads more than the engine runs
 
     @property
     def layers(self) -> int:
@@ -80,7 +81,7 @@ class Checkpoint:
         )
         if not fits:
             raise FormatError(f"{info.file}: tensor {name} has shape {info.shape}, {shape} is expected")
-        if info.type not in BLOCK_TYPES:
+        if info.type not in self.accepted:
             raise UnsupportedError(
                 f"{info.file}: tensor {name} is of type {info.type}; {', '.join(BLOCK_TYPES)} are run. "
                 "Use a file in another quantisation"
@@ -135,8 +136,10 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, accepted: frozenset[str] | None = None) -> Checkpoint:
     """Open a .gguf file, any file of a split, or a directory with config.json and safetensors.
+
+    accepted: block types that the caller reads; those that the engine runs where it is not given.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the key or tensor at fault.
     """
@@ -149,6 +152,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not exists:
         raise FileError(f"{path}: no such file; give a .gguf file or a directory with config.json and safetensors")
     checkpoint = _open_directory(path) if is_directory else _open_gguf(path)
+    if accepted is not None:
+        checkpoint = replace(checkpoint, accepted=accepted)
     _check(checkpoint)
     return checkpoint
 

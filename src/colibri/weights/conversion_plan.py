@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
-from colibri.ops import BLOCK_TYPES
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
+from colibri.weights.dequantize import READABLE
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
 from colibri.weights.quantize import Context, Mix, tensor_type
@@ -84,9 +84,9 @@ def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo,
     gathered: dict[str, tuple[TensorInfo, ...]] = {}
     singles: dict[str, dict[int, TensorInfo]] = {}
     for name, info in checkpoint.tensors.items():
-        if info.type not in BLOCK_TYPES:
+        if info.type not in READABLE:
             raise UnsupportedError(
-                f"{info.file}: tensor {name} is of type {info.type}; {', '.join(BLOCK_TYPES)} are read. "
+                f"{info.file}: tensor {name} is of type {info.type}; {', '.join(sorted(READABLE))} are read. "
                 "Convert from the unquantised checkpoint"
             )
         match = _SINGLE_EXPERT.fullmatch(name)

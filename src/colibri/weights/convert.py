@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from colibri import ops
 from colibri.errors import FileError, FormatError
-from colibri.ops import reference
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.conversion_plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
+from colibri.weights.dequantize import dequantize
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import GGUFWriter
@@ -169,7 +169,10 @@ class _Pieces:
             raw = adjacent_pairs(raw, self._output.head_rows)
         if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
             return raw.reshape(-1)
-        rows = as_float32(raw, info.type, k)
+        if info.type in ("F32", "F16", "BF16"):
+            rows = to_float32(raw.reshape(-1), info.type).reshape(-1, k)
+        else:
+            rows = dequantize(info.type, raw, len(raw), k)
         weights = self._importance
         if weights is not None and weights.ndim == 2:
             weights = weights[part]
@@ -180,13 +183,6 @@ def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
     """(rows, bytes): rows i and i + h/2 of every head of h rows become rows 2i and 2i + 1."""
     halves: npt.NDArray[Any] = rows.reshape(-1, 2, head_rows // 2, rows.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def as_float32(raw: Bytes, type_name: str, k: int) -> Floats:
-    """Rows of any block format as float32 (rows, k)."""
-    if type_name in ("F32", "F16", "BF16"):
-        return to_float32(raw.reshape(-1), type_name).reshape(-1, k)
-    return reference.dequantize(type_name, raw, (len(raw), k))
 
 
 def _counted(pieces: _Pieces, progress: Progress | None, done: int, total: int) -> Iterator[Bytes]:

@@ -90,7 +90,7 @@ def _means(path: Path, name: str, total: Floats, seen: Floats) -> Floats:
     means = np.divide(total, seen[:, None], out=np.zeros_like(total), where=seen[:, None] > 0)
     scale = means.mean(axis=1, keepdims=True)
     scaled = np.divide(means, scale, out=np.ones_like(means), where=scale > 0)
-    return np.maximum(scaled, np.float32(1e-4))  # a column that was never used still has some weight
+    return np.asarray(np.maximum(scaled, np.float32(1e-4)))  # a column that was never used still has some weight
 
 
 def _read_gguf(path: Path) -> dict[str, tuple[Floats, Floats]]:

@@ -91,7 +91,10 @@ def _examine(part: TensorInfo, reader: FileReader) -> tuple[str, int]:
 
 
 # Where a block of each format holds half floats; MXFP4's scale byte is NaN when all bits are set.
-_HALVES: Final = {"F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_HALVES: Final = {
+    "F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
+    "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
 
 
 def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:

@@ -29,6 +29,7 @@ from colibri.weights import convert as conversion
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.conversion_plan import CHECKSUMS, plan_outputs
 from colibri.weights.convert import Options, convert
+from colibri.weights.dequantize import READABLE
 from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
 from colibri.weights.imatrix import read_imatrix
 from colibri.weights.quantize import MIXES, Context, mix, more_bits, tensor_type
@@ -247,10 +248,24 @@ def test_missing_experts_and_unread_formats_are_named(tmp_path: Path) -> None:
     write_model(tmp_path / "s.gguf", specs=specs)
     with pytest.raises(FormatError, match=r"blk\.1\.ffn_up"):
         run(tmp_path / "s.gguf", tmp_path / "m.gguf")
-    specs = [TensorSpec("output.weight", "Q5_0", (96, 64)) if s.name == "output.weight" else s for s in model_tensors()]
+    odd = TensorSpec("output.weight", "NVFP4", (96, 64))
+    specs = [odd if spec.name == odd.name else spec for spec in model_tensors()]
     write_model(tmp_path / "q.gguf", specs=specs)
-    with pytest.raises(UnsupportedError, match="Q5_0"):
+    with pytest.raises(UnsupportedError, match="NVFP4"):
         run(tmp_path / "q.gguf", tmp_path / "m.gguf")
+
+
+def test_formats_that_are_not_run_can_be_converted(tmp_path: Path) -> None:
+    specs = model_tensors(kind="Q5_1")
+    with GGUFWriter(tmp_path / "s.gguf", model_metadata(), specs) as writer:
+        for spec in specs:
+            values = np.random.default_rng(len(spec.name)).normal(size=spec.shape).astype(np.float32)
+            writer.write(spec.name, [gguf.quants.quantize(values, gguf.GGMLQuantizationType[spec.type])])
+    with pytest.raises(UnsupportedError, match="Q5_1"):
+        open_checkpoint(tmp_path / "s.gguf")
+    convert(open_checkpoint(tmp_path / "s.gguf", READABLE), tmp_path / "m.gguf", Options("f32"))
+    source, written = read_all(tmp_path / "s.gguf"), read_all(tmp_path / "m.gguf")
+    assert all(np.array_equal(source[name], written[name]) for name in source)
 
 
 def test_mixes_give_more_bits_where_they_say() -> None:
