@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence as Sized
 
@@ -73,29 +74,16 @@ class Engine:
         """Compute some rows and give every sequence whose rows are complete its next token.
 
         An error of the engine ends the sequences of the step, whose keys and values are not to be trusted any more;
-        each keeps it as `error`.
+        each keeps it as `error`. Garbage is collected between steps, not in one.
         """
         with self._lock:
-            self._retire()
-            if self._waiting:
-                self._check_weights(self.decoder.refresh())
-                self._admit()
-            work = schedule(self._running, self._chunk)
-            if not work:
-                return
-            self.steps += 1
+            collects = gc.isenabled()
+            gc.disable()
             try:
-                rows = self._forward(work)
-                self._sample(work, rows)
-            except ColibriError as error:
-                for sequence, _ in work:
-                    sequence.fail(error)
-            except BaseException:
-                for sequence, _ in work:
-                    sequence.cancel()
-                raise
+                self._step()
             finally:
-                self._retire()
+                if collects:
+                    gc.enable()
 
     def advance(self, sequence: Sequence) -> None:
         """Step until this sequence has output or has ended; raises what ended it, if something did."""
@@ -137,6 +125,28 @@ class Engine:
         return result
 
     # ---- one step, under the lock --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self._retire()
+        if self._waiting:
+            self._check_weights(self.decoder.refresh())
+            self._admit()
+        work = schedule(self._running, self._chunk)
+        if not work:
+            return
+        self.steps += 1
+        try:
+            rows = self._forward(work)
+            self._sample(work, rows)
+        except ColibriError as error:
+            for sequence, _ in work:
+                sequence.fail(error)
+        except BaseException:
+            for sequence, _ in work:
+                sequence.cancel()
+            raise
+        finally:
+            self._retire()
 
     def _admit(self) -> None:
         while self._waiting:
