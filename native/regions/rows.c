@@ -3,7 +3,7 @@
 #include "pool.h"
 #include "regions.h"
 
-enum { SMALL = 16384 };
+enum { SMALL = 16384, MOST_EXPERTS_HERE = 1024 };
 
 struct rows {
     void (*body)(const void *job, int first, int last, int thread);
@@ -113,14 +113,24 @@ static void router_rows(const void *context, int first, int last, int thread) {
     if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
 }
 
+/* A few tokens are routed without the pool, so that they do not wait for a region of another caller. */
+static int router_here(struct router_job *job, int n) {
+    float scratch[ROUTER_SCRATCH(MOST_EXPERTS_HERE)];
+    job->scratch = scratch;
+    router_rows(job, 0, n, 0);
+    return *job->bad ? REGION_NOT_FINITE : 0;
+}
+
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing) {
     bool bad = false;
+    const int64_t values = (int64_t)routing->experts * (1 + routing->k / 4);
+    struct router_job job = {ids, weights, logits, routing, NULL, &bad};
+    if (n * values <= SMALL && routing->experts <= MOST_EXPERTS_HERE) return router_here(&job, n);
     pool_lock();
-    float *scratch = pool_scratch((size_t)pool_threads() * ROUTER_SCRATCH(routing->experts) * sizeof(float));
-    struct router_job job = {ids, weights, logits, routing, scratch, &bad};
-    if (scratch) over_rows(router_rows, &job, n, (int64_t)routing->experts * (1 + routing->k / 4));
+    job.scratch = pool_scratch((size_t)pool_threads() * ROUTER_SCRATCH(routing->experts) * sizeof(float));
+    if (job.scratch) over_rows(router_rows, &job, n, values);
     pool_unlock();
-    return !scratch ? REGION_NO_MEMORY : bad ? REGION_NOT_FINITE : 0;
+    return !job.scratch ? REGION_NO_MEMORY : bad ? REGION_NOT_FINITE : 0;
 }
 
 struct append_job { const struct cache *cache; const float *k, *v; const struct batch *batch; };
