@@ -135,7 +135,10 @@ def _head_rows(checkpoint: Checkpoint, name: str, source: TensorInfo) -> int:
         return 0
     heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
     hidden = checkpoint.metadata.integer(checkpoint.key("embedding_length"), low=1)
-    return checkpoint.metadata.integer(checkpoint.key("attention.key_length"), hidden // heads, low=1)
+    head_rows = checkpoint.metadata.integer(checkpoint.key("attention.key_length"), hidden // heads, low=1)
+    if head_rows % 2 or source.shape[0] % head_rows:
+        raise FormatError(f"{source.file}: {name} has {source.shape[0]} rows, not whole heads of {head_rows} rows")
+    return head_rows
 
 
 def _typed(checkpoint: Checkpoint) -> dict[str, object]:

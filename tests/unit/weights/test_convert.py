@@ -82,6 +82,22 @@ def test_queries_and_keys_are_stored_for_rope_on_adjacent_pairs(tmp_path: Path) 
     assert again.row_order == "interleaved_pairs"
 
 
+def test_biases_are_reordered_like_their_rows(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral")
+    bias = np.arange(64, dtype=np.float32)
+    extra = {f"model.layers.{layer}.self_attn.q_proj.bias": ("F32", (64,), bias.tobytes()) for layer in range(LAYERS)}
+    write_safetensors(source / "model.safetensors", directory_tensors("mixtral") | extra)
+    run(source, tmp_path / "m.gguf", "q8_0")
+    written = read_all(tmp_path / "m.gguf")["blk.1.attn_q.bias"]
+    np.testing.assert_array_equal(written[:HEAD_DIM], np.arange(HEAD_DIM).reshape(2, -1).T.reshape(-1))
+
+
+def test_rows_that_are_not_whole_heads_are_refused(tmp_path: Path) -> None:
+    source = write_directory(tmp_path / "hf", "mixtral", head_dim=24)
+    with pytest.raises(FormatError, match="not whole heads of 24"):
+        run(source, tmp_path / "m.gguf")
+
+
 def test_small_pieces_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_directory(tmp_path / "hf", "mixtral", fused=True)
     run(source, tmp_path / "whole.gguf", "q8_0")
