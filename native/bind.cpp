@@ -4,6 +4,7 @@
 #include "bind/experts.h"
 #include "bind/machine.h"
 #include "bind/rows.h"
+#include "bind/sampling.h"
 #include "bind/tensors.h"
 #include "bind/weights.h"
 
@@ -17,5 +18,6 @@ NB_MODULE(_native, m) {
     bind_quantizers(m);
     bind_attention(m);
     bind_rows(m);
+    bind_sampling(m);
     bind_experts(m);
 }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TILE_ROWS = 16, MAX_COLUMNS = 8, ATTENTION_SPLIT = 256 };
+enum { TILE_ROWS = 16, MAX_COLUMNS = 8, ATTENTION_SPLIT = 256, SAMPLING_PART = 512 };
 
 /* Activation formats. A_F32 is plain floats. */
 enum activation { A_F32, A_Q32, A_Q256, ACTIVATION_COUNT };
@@ -89,6 +89,8 @@ struct kernels {
     void (*scale_add)(float *out, const float *x, float scale, int n);           /* out += scale * x */
     bool (*finite)(const float *x, int64_t n);
     int (*argmax)(const float *x, int n);                                        /* the first of the largest */
+    /* out (n, may be NULL) = exp((x - high) / temperature); parts: the sums of every SAMPLING_PART of them */
+    void (*exponentials)(float *out, double *parts, const float *x, float high, float temperature, int64_t n);
     /* one token's experts and weights (k) from logits (experts); scratch: ROUTER_SCRATCH(experts) floats;
      * false: a logit or a biased score is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);

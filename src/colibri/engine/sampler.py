@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri import ops
 from colibri.config import SamplingParams
 from colibri.errors import ArgumentError, NumericalError
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Sums = NDArray[np.float64]
 
-PART = 512  # tokens whose weights are summed together
+LEAST_TEMPERATURE = 1e-30
+PART = ops.SAMPLING_PART  # tokens whose weights are summed together
 
 
 class Choice(NamedTuple):
@@ -77,20 +80,30 @@ class Sampler:
         return scores
 
     def _draw(self, scores: F32) -> int:
-        ids, weights = distribution(scores, self._params)
-        place = draw(weights, self._generator.random())
-        return place if ids is None else int(ids[place])
+        params, uniform = self._params, self._generator.random()
+        if not params.top_k and params.top_p == 1 and params.min_p == 0:
+            return draw(*exponentials(scores, float(scores.max()), params.temperature), uniform)
+        ids, weights = distribution(scores, params)
+        return int(ids[draw(weights, sums_of_parts(weights), uniform)])
 
 
-def draw(weights: NDArray[Any], uniform: float) -> int:
+def exponentials(scores: F32, high: float, temperature: float) -> tuple[F32, Sums]:
+    """exp((scores - high) / temperature), and the sums of every PART of them."""
+    weights, parts = np.empty_like(scores), np.empty(-(-len(scores) // PART))
+    ops.exponentials(parts, scores, high, max(temperature, LEAST_TEMPERATURE), weights)
+    return weights, parts
+
+
+def sums_of_parts(weights: NDArray[Any]) -> Sums:
+    """The sums of every PART of the weights."""
+    return np.add.reduceat(weights, range(0, len(weights), PART), dtype=np.float64)
+
+
+def draw(weights: NDArray[Any], parts: Sums, uniform: float) -> int:
     """The place at which the running sum of the weights passes `uniform` (0..1) of the whole, sums in float64.
 
     In two steps, because running sums over a vocabulary of 150,000 would cost a millisecond a token.
     """
-    whole = len(weights) // PART * PART
-    parts = weights[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
-    if whole < len(weights):
-        parts = np.append(parts, weights[whole:].sum(dtype=np.float64))
     ends = np.cumsum(parts)
     goal = uniform * ends[-1]
     part = min(int(np.searchsorted(ends, goal, side="right")), len(parts) - 1)
@@ -107,8 +120,9 @@ def log_sum_exp(logits: F32) -> float:
     high = float(logits.max())  # a NaN is the maximum, too
     if not math.isfinite(high) or not math.isfinite(float(logits.min())):
         raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged, nothing was sampled")
-    with np.errstate(over="ignore"):  # a difference beyond float32 is -inf, whose exponential is rightly 0
-        return high + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
+    parts = np.empty(-(-len(logits) // PART))
+    ops.exponentials(parts, logits, high, 1.0)
+    return high + math.log(float(parts.sum()))
 
 
 def penalize(logits: F32, history: Sequence[int], penalty: float) -> F32:
@@ -120,16 +134,14 @@ def penalize(logits: F32, history: Sequence[int], penalty: float) -> F32:
     return scores
 
 
-def distribution(scores: F32, params: SamplingParams) -> tuple[Ids | None, NDArray[Any]]:
-    """The tokens that may be drawn, likeliest first, and their unnormalised probabilities; None: all, as they are."""
+def distribution(scores: F32, params: SamplingParams) -> tuple[Ids, NDArray[Any]]:
+    """The tokens that the filters let in, likeliest first, and their unnormalised probabilities."""
     high = scores.max()
-    if not params.top_k and params.top_p == 1 and params.min_p == 0:
-        return None, _weights(scores, high, params)
     for ids in _candidates(scores, high, params):
         kept = _weights(scores[ids].astype(np.float64), float(high), params)
         count = len(kept)
         if params.top_p < 1:
-            whole = kept.sum() if params.top_k else _weights(scores, high, params).sum(dtype=np.float64)
+            whole = kept.sum() if params.top_k else exponentials(scores, float(high), params.temperature)[1].sum()
             count = int(np.count_nonzero(np.cumsum(kept) - kept < params.top_p * whole))
             if count == len(kept) < len(scores) and not params.top_k and params.min_p == 0:
                 continue  # these may not be enough of the mass
@@ -139,10 +151,9 @@ def distribution(scores: F32, params: SamplingParams) -> tuple[Ids | None, NDArr
     raise AssertionError("the last candidates are all tokens")
 
 
-def _weights(scores: NDArray[Any], high: Any, params: SamplingParams) -> NDArray[Any]:
-    """exp of the scores over the temperature, 1 for the highest; float32 or float64 as the scores are."""
-    with np.errstate(over="ignore"):
-        return np.asarray(np.exp((scores - high) / scores.dtype.type(max(params.temperature, 1e-30))))
+def _weights(scores: NDArray[np.float64], high: float, params: SamplingParams) -> NDArray[np.float64]:
+    """exp of the scores over the temperature, 1 for the highest."""
+    return np.asarray(np.exp((scores - high) / max(params.temperature, LEAST_TEMPERATURE)))
 
 
 def _candidates(scores: F32, high: np.float32, params: SamplingParams) -> Iterator[Ids]:
@@ -154,7 +165,7 @@ def _candidates(scores: F32, high: np.float32, params: SamplingParams) -> Iterat
         yield inside[np.argsort(-scores[inside], kind="stable")]
     else:
         for count in (512, 8192):
-            if count < len(scores):
+            if count < len(scores) and params.top_p < 1:
                 yield top(scores, count)
         yield top(scores, len(scores))
 

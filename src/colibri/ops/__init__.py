@@ -13,6 +13,7 @@ from colibri.errors import ArgumentError, UnsupportedError
 from . import _native
 from ._native import (
     KV_BLOCK,
+    SAMPLING_PART,
     Batch,
     ExpertTable,
     Memory,
@@ -24,6 +25,7 @@ from ._native import (
     cpus,
     dequantize,
     embed,
+    exponentials,
     finite,
     isa,
     isas,
@@ -46,6 +48,7 @@ from ._native import (
 __all__ = [
     "BLOCK_TYPES",
     "KV_BLOCK",
+    "SAMPLING_PART",
     "Batch",
     "BlockType",
     "ExpertTable",
@@ -58,6 +61,7 @@ __all__ = [
     "cpus",
     "dequantize",
     "embed",
+    "exponentials",
     "finite",
     "isa",
     "isas",

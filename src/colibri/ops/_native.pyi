@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 KV_BLOCK: int
+SAMPLING_PART: int
 
 def isa() -> str: ...
 def isas() -> tuple[str, ...]: ...
@@ -54,6 +55,14 @@ def matmul(
     exact: bool = False,
     accumulate: bool = False,
     biases: tuple[Tensor | None, ...] | None = None,
+) -> None: ...
+
+def exponentials(
+    parts: NDArray[np.float64],
+    x: NDArray[np.float32],
+    high: float,
+    temperature: float,
+    out: NDArray[np.float32] | None = None,
 ) -> None: ...
 
 class Batch:

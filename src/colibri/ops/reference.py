@@ -21,6 +21,7 @@ Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
 Glu = Literal["silu", "gelu_tanh", "swiglu_oai"]
 
 KV_BLOCK = 256  # tokens in a block of the key-value cache
+SAMPLING_PART = 512  # tokens whose weights are summed together
 KV_LANES = 16  # keys that lie side by side in a block
 
 
@@ -223,6 +224,14 @@ def rope(x: F32, positions: I32, cosine: F32, sine: F32) -> F32:
     first, second = x[..., :half].astype(np.float64), x[..., half : 2 * half].astype(np.float64)
     turned = [first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :].astype(np.float64)]
     return np.concatenate(turned, axis=-1).astype(np.float32)
+
+
+def exponentials(x: F32, high: float, temperature: float) -> tuple[F32, F64]:
+    """exp((x - high) / temperature) (n,), and the sums of every SAMPLING_PART of them."""
+    with np.errstate(over="ignore"):
+        weights = np.exp((x - np.float32(high)) / np.float32(temperature)).astype(np.float64)
+    parts = [weights[first : first + SAMPLING_PART].sum() for first in range(0, len(x), SAMPLING_PART)]
+    return weights.astype(np.float32), np.array(parts)
 
 
 # ---- attention -----------------------------------------------------------------------------------------------
