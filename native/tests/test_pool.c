@@ -40,8 +40,8 @@ static void check_regions(int threads, int rounds) {
 static void *call_often(void *argument) {
     struct count count = {.threads = 0};
     (void)argument;
-    for (int i = 0; i < 500; i++) pool_run(count_calls, &count);
-    for (int t = 0; t < count.threads; t++) REQUIRE(count.calls[t] == 500);
+    for (int i = 0; i < 200; i++) pool_run(count_calls, &count);
+    for (int t = 0; t < count.threads; t++) REQUIRE(count.calls[t] == 200);
     return NULL;
 }
 
@@ -88,9 +88,9 @@ static void check_after_sleep(void) {
 int main(void) {
     REQUIRE(pool_cpus() >= 1);
     check_regions(1, 100);
-    check_regions(2, 2000);
-    check_regions(3, 500);
-    check_regions(7, 200);
+    check_regions(2, 500);
+    check_regions(3, 200);
+    check_regions(7, 100);
     check_callers();
     check_after_sleep();
     check_scratch();
