@@ -4,6 +4,7 @@
 
 enum {
     FLOAT_COLUMNS = 6, /* four sums each: 24 of 32 registers */
+    AHEAD = 8192,      /* of 2, 4 and 8 KiB the best */
     CHUNK = 64,        /* columns whose sums are kept, and that stay in the second cache between tiles */
 };
 
@@ -72,8 +73,10 @@ VEC void columns_q256(int T, bytes_function *bytes, int values_a_scale, float (*
     EACH_COLUMN vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
 }
 
-/* Four sums a column, by k % 4, because one would wait for itself. */
-VEC void columns_f32(int T, float (*sums)[16], const float *w, const void *const *x, int first, int count) {
+/* Four sums a column, by k % 4, because one would wait for itself. `load` takes a value of k of 16 rows, `bytes` a row. */
+typedef vf load_function(const uint8_t *p);
+VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16], const uint8_t *w, const void *const *x,
+                     int first, int count) {
     const float *in[FLOAT_COLUMNS];
     vf sum[FLOAT_COLUMNS][4];
     EACH_COLUMN {
@@ -83,12 +86,12 @@ VEC void columns_f32(int T, float (*sums)[16], const float *w, const void *const
     int k = 0;
     for (; k + 4 <= count; k += 4)
         VEC_UNROLL for (int i = 0; i < 4; i++) {
-            vf value = vf_load(w + 16 * (k + i));
+            vf value = load(w + 16 * bytes * (size_t)(k + i));
             EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
         }
     VEC_UNROLL for (int i = 0; i < 3; i++)
         if (k + i < count) {
-            vf value = vf_load(w + 16 * (k + i));
+            vf value = load(w + 16 * bytes * (size_t)(k + i));
             EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
         }
     EACH_COLUMN {
@@ -100,7 +103,7 @@ VEC void columns_f32(int T, float (*sums)[16], const float *w, const void *const
 #define DOT_q32(T, bytes, stride) columns_q32(T, bytes, stride, sums, panel, packed, x, first, count)
 #define DOT_q256_32(T, bytes, stride) (void)count, columns_q256(T, bytes, 32, sums, panel, packed, x, first)
 #define DOT_q256_16(T, bytes, stride) (void)count, columns_q256(T, bytes, 16, sums, panel, packed, x, first)
-#define DOT_f32(T, bytes, stride) (void)packed, columns_f32(T, sums, panel, x, first, count)
+#define DOT_f32(T, load, bytes) (void)panel, columns_f32(T, load, bytes, sums, packed, x, first, count)
 
 #define COLUMNS(dot, T, bytes, stride)                                                                             \
     static void dot##_##bytes##_##T(float (*sums)[16], const void *panel, const uint8_t *packed,                   \
@@ -131,8 +134,13 @@ enum { MAX_PACKED = 2 };
 #define X(NAME, name, dot, ...) PACKED(dot, bytes_##name, STRIDE_##NAME)
 INTEGER_FORMATS(X)
 #undef X
-COLUMNS_6(f32, floats, 0)
-static columns_function *const f32[] = {NULL, f32_floats_1, f32_floats_2, f32_floats_3, f32_floats_4, f32_floats_5, f32_floats_6};
+#define X(NAME, name, bytes)                                                                                       \
+    COLUMNS_6(f32, load_##name, bytes)                                                                             \
+    static columns_function *const f32_load_##name[] = {                                                           \
+        NULL, f32_load_##name##_1, f32_load_##name##_2, f32_load_##name##_3, f32_load_##name##_4,                  \
+        f32_load_##name##_5, f32_load_##name##_6};
+FLOAT_FORMATS(X)
+#undef X
 
 /* All columns of a panel, in blocks of equal size up to `widest`. */
 VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panel,
@@ -154,6 +162,11 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
     }
 }
 
+/* With few columns memory is the limit: asks for the bytes that come after these, AHEAD of when the processor would. */
+VEC void prefetch(const uint8_t *p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 2);
+}
+
 /* One tile and up to CHUNK columns. */
 typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n);
 
@@ -164,6 +177,7 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const vo
         for (int b = 0; b < blocks; b += step) {                                                                   \
             int count = blocks - b < step ? blocks - b : step;                                                     \
             if (n <= MAX_PACKED) {                                                                                 \
+                prefetch(tile + (size_t)b * STRIDE_##NAME, step * STRIDE_##NAME);                                  \
                 scales_##name(&panel, tile, blocks, b, count);                                                     \
                 dot##_bytes_##name[n](sums, &panel, tile + (size_t)b * STRIDE_##NAME, x, b, count);                \
             } else {                                                                                               \
@@ -175,16 +189,30 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const vo
 INTEGER_FORMATS(X)
 #undef X
 
-#define X(NAME, name, ...)                                                                                         \
-    static void exact_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {         \
-        float buffer[PANEL * 16];                                                                                  \
-        for (int first = 0; first < k; first += PANEL) {                                                           \
-            int count = k - first < PANEL ? k - first : PANEL;                                                     \
-            const float *w = floats_##name(buffer, tile, k, first, count);                                         \
-            all_columns(f32, FLOAT_COLUMNS, sums, w, NULL, x, n, first, count);                                    \
-        }                                                                                                          \
+/* Panels of floats; `direct`, if any, reads a float format from the tile, whose panels are `panel_bytes` apart. */
+VEC void exact(floats_function *floats, columns_function *const *direct, size_t panel_bytes, float (*sums)[16],
+               const uint8_t *tile, int k, const void *const *x, int n) {
+    float buffer[PANEL * 16];
+    for (int first = 0; first < k; first += PANEL) {
+        int count = k - first < PANEL ? k - first : PANEL;
+        const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
+        if (n <= FLOAT_COLUMNS) prefetch(panel, (int)panel_bytes);
+        if (direct && n <= FLOAT_COLUMNS) direct[n](sums, NULL, panel, x, first, count);
+        else {
+            floats(buffer, tile, k, first, count);
+            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count);
+        }
     }
+}
+
+#define EXACT(NAME, name, direct)                                                                                  \
+    static void exact_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {         \
+        exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n);                           \
+    }
+#define X(NAME, name, ...) EXACT(NAME, name, NULL)
 INTEGER_FORMATS(X)
+#undef X
+#define X(NAME, name, ...) EXACT(NAME, name, f32_load_##name)
 FLOAT_FORMATS(X)
 #undef X
 
@@ -221,7 +249,7 @@ void COLIBRI_FN(fill_matmul)(struct kernels *table) {
 #define X(NAME, name, ...) table->matmul[T_##NAME] = matmul_fast_##name, table->matmul_exact[T_##NAME] = matmul_exact_##name;
     INTEGER_FORMATS(X)
 #undef X
-#define X(NAME, name) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
+#define X(NAME, name, ...) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
     FLOAT_FORMATS(X)
 #undef X
 }

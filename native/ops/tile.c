@@ -13,8 +13,6 @@ VEC void tile_all(tile_function *tile_one, int type, uint8_t *tiles, const uint8
     }
 }
 
-typedef const float *floats_function(float *out, const uint8_t *tile, int k, int first, int count);
-
 VEC void untile(floats_function *floats_of, int type, float *out, const uint8_t *tiles, int row, int k) {
     const uint8_t *tile = tiles + (size_t)(row / TILE_ROWS) * tile_stride(type, k);
     float buffer[PANEL * 16];

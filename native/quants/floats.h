@@ -13,19 +13,20 @@ VEC void tile_f32(uint8_t *tile, const struct rows *rows, int k) { tile_floats(t
 VEC void tile_f16(uint8_t *tile, const struct rows *rows, int k) { tile_floats(tile, rows, k, 2); }
 VEC void tile_bf16(uint8_t *tile, const struct rows *rows, int k) { tile_floats(tile, rows, k, 2); }
 
-/* Values [first, first + count) of k -> floats [count][row]; F32 needs no copy. */
-VEC const float *floats_f32(float *out, const uint8_t *tile, int k, int first, int count) {
-    (void)out, (void)k, (void)count;
-    return (const float *)(const void *)tile + 16 * (size_t)first;
-}
-VEC const float *floats_f16(float *out, const uint8_t *tile, int k, int first, int count) {
-    (void)k;
-    for (int i = 0; i < count; i++) vf_store(out + 16 * i, scale16(tile + 32 * ((size_t)first + (size_t)i)));
-    return out;
-}
-VEC const float *floats_bf16(float *out, const uint8_t *tile, int k, int first, int count) {
-    (void)k;
-    const uint16_t *in = (const uint16_t *)(const void *)tile + 16 * (size_t)first;
-    for (int i = 0; i < count; i++) vf_store(out + 16 * i, vf_from_bf16(in + 16 * i));
-    return out;
-}
+/* 16 rows of one value of k */
+VEC vf load_f32(const uint8_t *p) { return vf_load((const float *)(const void *)p); }
+VEC vf load_f16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }
+VEC vf load_bf16(const uint8_t *p) { return vf_from_bf16((const uint16_t *)(const void *)p); }
+
+/* Values [first, first + count) of k -> floats [count][row] */
+#define X(name, bytes)                                                                               \
+    VEC const float *floats_##name(float *out, const uint8_t *tile, int k, int first, int count) {   \
+        (void)k;                                                                                     \
+        for (int i = 0; i < count; i++)                                                              \
+            vf_store(out + 16 * i, load_##name(tile + 16 * bytes * ((size_t)first + (size_t)i)));    \
+        return out;                                                                                  \
+    }
+X(f32, 4)
+X(f16, 2)
+X(bf16, 2)
+#undef X

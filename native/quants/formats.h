@@ -19,8 +19,8 @@
     X(Q5_K, q5_k, q256_32, 256, 32, 0, true) \
     X(Q6_K, q6_k, q256_16, 256, 16, 32, false)
 
-/* X(NAME, name) */
-#define FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
+/* X(NAME, name, bytes a value) */
+#define FLOAT_FORMATS(X) X(F32, f32, 4) X(F16, f16, 2) X(BF16, bf16, 2)
 
 /* Blocks [first, first + count) -> panel; count * values is at most PANEL. */
 #define X(NAME, name, dot, values, ...)                                                                     \
@@ -36,6 +36,7 @@ INTEGER_FORMATS(X)
 #undef X
 
 /* Values [first, first + count) of k as floats [count][row]; count at most PANEL, first a multiple of it. */
+typedef const float *floats_function(float *out, const uint8_t *tile, int k, int first, int count);
 #define X(NAME, name, dot, values, values_a_scale, offset, has_mins)                                           \
     VEC const float *floats_##name(float *out, const uint8_t *tile, int k, int first, int count) {             \
         struct panel panel;                                                                                    \
