@@ -1,0 +1,85 @@
+"""Cost of a call of each small op, and rates of attention: `python benchmarks/ops.py`.
+
+Best of many runs on this process's processor time where one thread works, on the clock where two do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from colibri import ops
+
+
+def best_ns(call: Callable[[], object], repeat: int = 500, rounds: int = 40) -> float:
+    """Nanoseconds of one call, the least of `rounds` means."""
+    means = []
+    for _ in range(rounds):
+        start = time.perf_counter_ns()
+        for _ in range(repeat):
+            call()
+        means.append((time.perf_counter_ns() - start) / repeat)
+    return min(means)
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """Each op on operands so small that the call is most of the time."""
+    row, out, weight = ops.tensor("F32", (1, 16)), ops.tensor("F32", (1, 16)), ops.tensor("F32", (16,))
+    ids, weights, logits = ops.tensor("I32", (1, 2)), ops.tensor("F32", (1, 2)), ops.tensor("F32", (1, 8))
+    tiles = ops.tensor("F32", (16, 16), tiled=True)
+    position, sequence, tables = np.array([3], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)]
+    batch, angles = ops.Batch(position, sequence, tables), ops.tensor("F32", (16, 4))
+    keys, values = ops.tensor("F16", (1, 1, 16, ops.KV_BLOCK)), ops.tensor("F16", (1, 1, ops.KV_BLOCK, 16))
+    return {
+        "rows": lambda: row.rows(0, 1),
+        "numpy": row.numpy,
+        "add": lambda: ops.add(out, row),
+        "norm": lambda: ops.norm(out, row, weight, 1e-6),
+        "router": lambda: ops.router(ids, weights, logits, "softmax", True),
+        "Batch": lambda: ops.Batch(position, sequence, tables),
+        "rope": lambda: ops.rope(row, batch, angles, angles, 16),
+        "kv_append": lambda: ops.kv_append(keys, values, row, row, batch),
+        "attention": lambda: ops.attention(out, row, keys, values, batch, 1.0),
+        "matmul": lambda: ops.matmul((out,), row, (tiles,), True),
+    }
+
+
+def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, threads: int) -> float:
+    """Seconds of attention of the last `tokens` of a context."""
+    ops.set_threads(threads)
+    blocks = -(-context // ops.KV_BLOCK)
+    keys = ops.tensor("F16", (blocks, kv_heads, dim, ops.KV_BLOCK))
+    values = ops.tensor("F16", (blocks, kv_heads, ops.KV_BLOCK, dim))
+    keys.numpy()[...] = values.numpy()[...] = 0.1
+    q, out = ops.tensor("F32", (tokens, heads * dim)), ops.tensor("F32", (tokens, heads * dim))
+    q.numpy()[...] = np.random.default_rng(0).standard_normal(q.shape)
+    positions = np.arange(context - tokens, context, dtype=np.int32)
+    batch = ops.Batch(positions, np.zeros(tokens, np.int32), [np.arange(blocks, dtype=np.int32)])
+    clock = time.process_time if threads == 1 else time.perf_counter
+    times = []
+    for _ in range(4 if tokens > 1 else 20):
+        start = clock()
+        ops.attention(out, q, keys, values, batch, dim**-0.5)
+        times.append(clock() - start)
+    return min(times)
+
+
+def main() -> None:
+    print(f"{ops.isa()}, {ops.cpus()} processors")
+    for name, call in calls().items():
+        print(f"{name:12} {best_ns(call):8.0f} ns")
+    for name, heads, kv_heads, dim in [("qwen3moe", 32, 4, 128), ("olmoe", 16, 16, 128), ("gpt-oss", 64, 8, 64)]:
+        for tokens, context in [(512, 512), (1, 512), (1, 8192)]:
+            for threads in {1, min(2, ops.cpus())}:
+                seconds = attention(heads, kv_heads, dim, tokens, context, threads)
+                products = 2 * heads * dim * sum(range(context - tokens + 1, context + 1))
+                cache = 4 * context * kv_heads * dim
+                where = f"{name:9} {tokens:4} tokens at {context:5}, {threads} threads"
+                rates = f"{products / seconds / 1e9:6.1f} G products/s, cache {cache / seconds / 1e9:5.1f} GB/s"
+                print(f"{where}: {seconds * 1e6:9.0f} us {rates}")
+
+
+if __name__ == "__main__":
+    main()
