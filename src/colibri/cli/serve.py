@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 @click.option("--body-limit", type=Size(), default="8M", show_default=True, help="Largest request.")
 @click.option("--drain", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds that requests may go on after SIGTERM.")  # fmt: skip
+@click.option("--keep-alive", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True,
+              help="Seconds of silence after which a stream gets a comment.")  # fmt: skip
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
     model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, host: str,
     port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...], sequences: int, chunk: int,
-    queue: int, body_limit: int, drain: float, name: str | None,
+    queue: int, body_limit: int, drain: float, keep_alive: float, name: str | None,
 ) -> int:  # fmt: skip
     """Serve an OpenAI-compatible API and a page to look at."""
     run, settings_type = _server()
@@ -46,7 +48,7 @@ def command(
             chunk=chunk, share_prefixes=True,
         ),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
-        body_bytes=body_limit, drain_s=drain, model_name=name,
+        body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, model_name=name,
     )  # fmt: skip
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(settings, _announce)

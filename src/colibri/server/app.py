@@ -26,7 +26,7 @@ from colibri.server.schema import (
     InferRequest,
     TokenizeRequest,
 )
-from colibri.server.security import Gate
+from colibri.server.security import MAX_HEADER_BYTES, Gate
 from colibri.server.service import Service
 from colibri.server.settings import ServerSettings
 from colibri.server.streaming import EventStream
@@ -38,7 +38,6 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-MAX_HEADER_BYTES = 32 << 10
 BACKLOG = 512
 
 

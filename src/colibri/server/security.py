@@ -14,6 +14,7 @@ from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, json_response
 from colibri.server.settings import LOOPBACK_NAMES, ServerSettings
 
+MAX_HEADER_BYTES = 32 << 10
 OPEN_PATHS = ("/", "/health", "/page/", "/favicon.ico")  # without a key: they tell nothing of anybody's requests
 
 
@@ -51,6 +52,8 @@ class Gate:
             self._metrics.requests.labels(_known_path(scope), str(status)).inc()
 
     def _check(self, path: str, headers: Headers) -> None:
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+            raise ApiError(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
         if not self._allowed(headers.get("host", "")):
             raise ApiError(403, "This host name is not allowed; the server's --allowed-host names those that are.")
         origin = headers.get("origin")

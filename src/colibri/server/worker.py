@@ -7,6 +7,7 @@ while steps run; it works when the engine rests, and briefly between steps once 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import time
@@ -217,8 +218,6 @@ def plan_summary(model: Model) -> dict[str, int | bool]:
 
 def serve(connection: Connection) -> int:
     """Load what the first message names and serve it; the exit status."""
-    import os
-
     connection.send(Hello(VERSION, os.getpid()))
     start = connection.recv()
     if not isinstance(start, Start) or start.version != VERSION:
@@ -253,4 +252,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # the model is closed; taking a frozen heap apart object by object is of no use to anyone

@@ -1,0 +1,267 @@
+"""What an operator relies on: bounds, clients that leave, an engine that dies, an orderly end, closed doors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from colibri.errors import ArgumentError
+from colibri.server.settings import ServerSettings
+
+from .conftest import Server, serving
+
+ENDLESS = {"prompt": "In the beginning", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+LONG_PROMPT = {"prompt": [5] * 2000, "max_tokens": 10, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """Two sequences at once, two more may wait."""
+    with serving("--sequences", "2", "--queue", "2", "--chunk", "64") as running:
+        yield running
+
+
+def open_stream(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+    request = client.build_request("POST", "/v1/completions", json={**body, "stream": True})
+    return client.send(request, stream=True)
+
+
+def listens(server: Server) -> bool:
+    try:
+        httpx.get(f"{server.url}/health", timeout=5)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+# ---- clients that leave --------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_while_tokens_come_frees_its_place(server: Server) -> None:
+    with server.client() as client:
+        response = open_stream(client, ENDLESS)
+        next(response.iter_lines())
+        response.close()
+    server.wait(server.idle, 3)
+
+
+def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> None:
+    for body in (LONG_PROMPT, {**LONG_PROMPT, "stream": True}):
+        before = server.metric("colibri_requests_cancelled_total")
+        with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port)) as connection:
+            content = httpx.Request("POST", server.url, json=body).content
+            head = ("POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json")
+            connection.sendall("\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content)
+            time.sleep(0.1)
+        server.wait(server.idle, 3)
+        assert server.metric("colibri_requests_cancelled_total") >= before
+
+
+def test_a_client_that_leaves_the_queue_does_not_disturb_those_that_run(small: Server) -> None:
+    with small.client() as client:
+        running = [open_stream(client, {**ENDLESS, "max_tokens": 300}) for _ in range(2)]
+        lines = [response.iter_lines() for response in running]
+        for each in lines:
+            next(each)
+        waiting = open_stream(client, ENDLESS)
+        waiting.close()
+        counts = [sum(line.startswith("data: {") for line in each) for each in lines]
+        assert all(count > 200 for count in counts)
+    small.wait(small.idle)
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back(small: Server) -> None:
+    with small.client() as client:
+        streams = [open_stream(client, ENDLESS) for _ in range(4)]
+        assert [response.status_code for response in streams] == [200] * 4
+        refused = client.post("/v1/completions", json=ENDLESS)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert client.get("/health").json()["status"] == "ok"
+        assert client.post("/v1/completions", json={**ENDLESS, "n": 9}).status_code == 400
+        for response in streams:
+            response.close()
+    small.wait(small.idle)
+    assert small.post("/v1/completions", {"prompt": "a"}).status_code == 200
+
+
+def test_a_long_prompt_delays_others_by_a_chunk(small: Server) -> None:
+    """While 2000 tokens are prefilled in chunks of 64, tokens of the other sequence keep coming."""
+    with small.client() as client:
+        response = open_stream(client, {**ENDLESS, "max_tokens": 400})
+        lines = response.iter_lines()
+        next(lines)
+        done = threading.Event()
+        times: list[float] = []
+
+        def long() -> None:
+            small.post("/v1/completions", {**LONG_PROMPT, "prompt": [6] * 2000, "max_tokens": 1})
+            done.set()
+
+        worker = threading.Thread(target=long)
+        worker.start()
+        while not done.is_set() and next(lines, None) is not None:
+            times.append(time.monotonic())
+        worker.join()
+        response.close()
+    small.wait(small.idle)
+    assert len(times) > 2000 / 64 / 2
+
+
+def test_silence_is_filled_with_comments() -> None:
+    """Proxies close connections on which nothing is said: a request that waits for its turn gets comments."""
+    with serving("--sequences", "1", "--keep-alive", "0.2") as server, server.client() as client:
+        first = open_stream(client, ENDLESS)
+        second = open_stream(client, ENDLESS)
+        lines = second.iter_lines()
+        assert ": keep-alive" in [next(lines) for _ in range(4)]
+        first.close()
+        second.close()
+
+
+# ---- the engine dies -----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_killed_comes_back() -> None:
+    with serving() as server, server.client() as client:
+        expected = server.post("/v1/completions", {**ENDLESS, "max_tokens": 5}).json()["choices"][0]["text"]
+        for _ in range(2):
+            stream = open_stream(client, ENDLESS)
+            lines = stream.iter_lines()
+            next(lines)
+            whole: list[httpx.Response] = []
+            worker = threading.Thread(target=lambda: whole.append(server.post("/v1/completions", ENDLESS)))  # noqa: B023
+            worker.start()
+            server.wait(lambda: server.get("/health").json()["engine"]["pending"] == 2)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            assert any("engine_lost" in line for line in lines)
+            worker.join()
+            assert whole[0].status_code == 503
+            assert whole[0].json()["error"]["code"] == "engine_lost"
+            assert "retry-after" in whole[0].headers
+            server.wait(lambda: server.get("/health").status_code == 200)
+            again = server.post("/v1/completions", {**ENDLESS, "max_tokens": 5}).json()["choices"][0]["text"]
+            assert again == expected
+        health = server.get("/health").json()
+        assert health["engine"]["restarts"] == 2
+        assert server.metric("colibri_engine_restarts_total") == 2
+
+
+def test_while_the_engine_is_away_requests_are_refused() -> None:
+    with serving() as server:
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        server.wait(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json()["status"] == "restarting"
+        answer = server.post("/v1/completions", ENDLESS)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+        server.wait(lambda: server.get("/health").status_code == 200)
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_requests_finish_and_takes_no_more() -> None:
+    with serving() as server, server.client() as client:
+        engine = server.engine_pid()
+        stream = open_stream(client, {**ENDLESS, "max_tokens": 400})
+        lines = stream.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait(lambda: not listens(server))
+        rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert server.process.wait(10) == 0
+        server.wait(lambda: not os.path.exists(f"/proc/{engine}"), 5)
+
+
+def test_the_drain_is_bounded() -> None:
+    with serving("--drain", "1") as server, server.client() as client:
+        stream = open_stream(client, ENDLESS)
+        page = client.send(client.build_request("GET", "/live"), stream=True)
+        next(stream.iter_lines())
+        start = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - start < 10
+        page.close()
+        stream.close()
+
+
+def test_an_engine_ends_with_its_web_server() -> None:
+    with serving() as server:
+        engine = server.engine_pid()
+        server.process.kill()
+        server.wait(lambda: not os.path.exists(f"/proc/{engine}"), 10)
+
+
+# ---- closed doors --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving(environment={"COLIBRI_API_KEY": "secret"}) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            answer = httpx.get(f"{server.url}/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        server.headers["Authorization"] = "Bearer secret"
+        assert server.get("/v1/models").status_code == 200
+        for path in ("/", "/health", "/page/page.js"):
+            assert httpx.get(f"{server.url}{path}").status_code == 200
+        for path in ("/metrics", "/live", "/openapi.json"):
+            assert httpx.get(f"{server.url}{path}").status_code == 401
+
+
+def test_names_that_resolve_here_by_trickery_are_refused(server: Server) -> None:
+    for host, status in (("evil.example", 403), ("localhost", 200), ("127.0.0.1:99", 200), ("[::1]", 200), ("", 403)):
+        assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status, host
+
+
+def test_pages_of_other_origins_are_refused(server: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert server.post("/v1/completions", body, headers={"Origin": "https://evil.example"}).status_code == 403
+    assert server.post("/v1/completions", body, headers={"Origin": server.url}).status_code == 200
+    with server.client() as client:  # what a form of another page could send without being asked
+        answer = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+        assert answer.status_code in (400, 415)
+
+
+def test_bodies_and_headers_are_bounded() -> None:
+    with serving("--body-limit", "64K") as server, server.client() as client:
+        assert server.post("/v1/completions", {"prompt": "a" * 70_000}).status_code == 413
+        chunked = client.post(
+            "/v1/completions", content=(b" " * 10_000 for _ in range(20)), headers={"Content-Type": "application/json"}
+        )
+        assert chunked.status_code == 413
+        assert client.get("/health", headers={"X-Large": "a" * 100_000}).status_code == 431
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_other_machines_need_a_key_or_permission() -> None:
+    with pytest.raises(ArgumentError, match="--api-key"):
+        ServerSettings(host="0.0.0.0")
+    ServerSettings(host="0.0.0.0", api_key="secret")
+    ServerSettings(host="0.0.0.0", open_to_all=True)
+    ServerSettings(host="::1")
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(AssertionError, match="no address"), serving("--port", str(taken.getsockname()[1])):
+            pass
+
+
+def test_a_model_that_is_not_there_ends_the_server() -> None:
+    with pytest.raises(AssertionError, match="no address"), serving("-m", "/nowhere.gguf"):
+        pass
