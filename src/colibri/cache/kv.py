@@ -6,6 +6,7 @@ where tokens were stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from colibri.config import ModelConfig
 from colibri.errors import ContextFullError
 
 HALF = 2  # bytes of a float16
+HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,22 @@ class KeyValueCache:
             for layer in range(config.layers)
         )
         self._free = list(range(blocks - 1, -1, -1))  # the lowest is taken first: touched memory stays compact
+        self.touched_blocks = 0  # the first so many were in use once, and their memory is
+        self.on_growth: Callable[[int], None] | None = None  # hears `touched_bytes` before more memory is used
+        self._layer_bytes = part
 
     @property
     def free_blocks(self) -> int:
         """Blocks that no sequence holds."""
         return len(self._free)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Memory that the cache takes at most by now, in huge pages."""
+        part = self._layer_bytes  # keys or values of one layer
+        used = part * self.touched_blocks // max(1, self.blocks)
+        ends = ((start // HUGE_PAGE, -(-(start + used) // HUGE_PAGE)) for start in range(0, self.nbytes, part))
+        return min(self.nbytes + HUGE_PAGE, sum(last - first for first, last in ends) * HUGE_PAGE if used else 0)
 
     def has_room(self, tokens: int) -> bool:
         """Whether `take` would succeed."""
@@ -71,7 +84,12 @@ class KeyValueCache:
                 f"{tokens} tokens need {count} blocks of the key-value cache, {len(self._free)} of {self.blocks} are "
                 "free; end another sequence or load with a larger context"
             )
-        return np.array([self._free.pop() for _ in range(count)], np.int32)
+        table = np.array([self._free.pop() for _ in range(count)], np.int32)
+        if table.max(initial=-1) >= self.touched_blocks:
+            self.touched_blocks = int(table.max()) + 1
+            if self.on_growth is not None:
+                self.on_growth(self.touched_bytes)
+        return table
 
     def give_back(self, table: NDArray[np.int32]) -> None:
         """Free the blocks of a table."""

@@ -18,6 +18,9 @@ COMMANDS = {
     "convert": "Write any checkpoint as one GGUF file, quantised.",
     "verify": "Check every block and checksum of a model.",
     "bench": "Measure speed, beside what this machine can do.",
+    "swap": "Replace an expert while the model serves, or take that back.",
+    "plan": "Say what will be in memory and how fast it will be, before running.",
+    "route": "Show which experts a text goes to, and what a cache of them would hit.",
     "perplexity": "Measure how well a model predicts a text.",
 }
 

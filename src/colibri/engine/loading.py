@@ -52,6 +52,17 @@ def load(
     )  # fmt: skip
 
 
+def plan_model(options: LoadOptions) -> tuple[Checkpoint, ModelConfig, ExpertStore, Plan]:
+    """How the memory of this model would be divided; reads no weights."""
+    checkpoint = open_checkpoint(model_path(options.path))
+    config = model_config(checkpoint)
+    context = _context(config, options.context)
+    store = ExpertStore(checkpoint)
+    cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
+    workspace = Workspace(config, min(options.chunk, options.sequences * context))
+    return checkpoint, config, store, _plan(config, options, store, DenseWeights(checkpoint), cache, workspace, context)
+
+
 def open_model(options: LoadOptions) -> Model:
     """The model that the options describe."""
     start = time.perf_counter()
@@ -67,7 +78,9 @@ def open_model(options: LoadOptions) -> Model:
         cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
         workspace = Workspace(config, min(options.chunk, options.sequences * context))
         plan = _plan(config, options, store, weights, cache, workspace, context)
-        experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits)
+        experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits_beside(0))
+        if not plan.fits:
+            cache.on_growth = lambda nbytes: experts.set_limits(plan.limits_beside(nbytes))
         exact = options.precision == "exact"
         decoder = Decoder(config, weights, experts, workspace, context=context, exact=exact)
         weights.read(ops.threads())

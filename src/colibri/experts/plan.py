@@ -33,16 +33,33 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be resident. `limits` holds the slots of each layout; slots never take more than `expert_bytes`."""
+    """What will be resident.
+
+    `limits` holds the slots of each layout when the key-value cache is full, `expert_bytes` what they take; before
+    that there may be more (`limits_beside`). totals: all experts. least: slots that a layer needs. room: for slots.
+    """
 
     budget: int
     floor: int
     needs: Needs
     limits: dict[Layout, int]
+    totals: dict[Layout, int]
+    least: dict[Layout, int]
+    room: int
     expert_bytes: int
     all_expert_bytes: int
     token_bytes: int
     notes: tuple[str, ...]
+
+    def limits_beside(self, cache_bytes: int) -> dict[Layout, int]:
+        """The slots of each layout while the key-value cache takes so much of what it may take."""
+        room = self.room + max(0, self.needs.cache - cache_bytes)
+        return _limits(room, self.totals, self.least)
+
+    @property
+    def most_expert_bytes(self) -> int:
+        """What the slots take while the key-value cache is empty."""
+        return slots_bytes(self.limits_beside(0))
 
     @property
     def fits(self) -> bool:
@@ -74,7 +91,7 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
             f"process, {readable(slots_bytes(least))} the experts of one layer); use --ram {-(-floor // MIB)}M or more"
         )
     room = budget - needs.total - HUGE_PAGE * len(totals)
-    limits = totals if room >= slots_bytes(totals) else divide(room, totals, least)
+    limits = _limits(room, totals, least)
     token_bytes = sum(
         min(store.count(layer), experts_per_token) * store.slot_bytes(layer) for layer in store.moe_layers()
     )
@@ -83,6 +100,9 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
         floor=floor,
         needs=needs,
         limits=limits,
+        totals=totals,
+        least=least,
+        room=room,
         expert_bytes=slots_bytes(limits),
         all_expert_bytes=slots_bytes(totals),
         token_bytes=token_bytes,
@@ -106,6 +126,10 @@ def _totals(store: ExpertStore) -> dict[Layout, int]:
 def slots_bytes(slots: dict[Layout, int]) -> int:
     """Bytes of that many slots of each layout."""
     return sum(slot_bytes(layout) * count for layout, count in slots.items())
+
+
+def _limits(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
+    return totals if room >= slots_bytes(totals) else divide(room, totals, least)
 
 
 def divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:

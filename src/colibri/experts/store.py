@@ -97,6 +97,11 @@ class ExpertStore:
         """Where one expert of one layer is in the model's own files."""
         return self._layers[layer][expert]
 
+    @property
+    def replaced_experts(self) -> tuple[int, ...]:
+        """The experts that are taken from elsewhere."""
+        return tuple(sorted({expert for _, expert in self._replaced}))
+
     def replace(self, expert: int, layers: Mapping[int, Expert] | None) -> None:
         """Take an expert of every layer from elsewhere; None: from the model's own files again."""
         self.version += 1

@@ -59,6 +59,14 @@ def swap_expert(store: ExpertStore, expert: int, source: Path) -> Path:
     return path
 
 
+def load_overlay(store: ExpertStore) -> None:
+    """Use every replacement that is in place, as an engine does that starts now; raises what reading one does."""
+    folder = overlay_folder(store.path)
+    for expert, path in expert_files(folder).items() if folder.is_dir() else ():
+        _check_number(store, expert)
+        store.replace(expert, read_replacement(store, path))
+
+
 def revert_expert(store: ExpertStore, expert: int) -> bool:
     """Take a replacement back; False when there was none. A running engine follows at its next token."""
     _check_number(store, expert)

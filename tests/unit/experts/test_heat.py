@@ -94,9 +94,10 @@ def test_steps_during_a_warm_start(make_residency: Make) -> None:
 def test_learned_by_one_run_and_used_by_the_next(make_residency: Make, tmp_path: Path) -> None:
     first = make_residency(8)
     first.learn(Heat("d" * 64, tmp_path))
+    chosen = np.array([[[layer, 5, 6, 7]] for layer in range(LAYERS)], np.int32)  # (layers, 1, k)
     for _ in range(LEAST_TOKENS):
-        for layer in range(LAYERS):
-            run_step(first, layer, [[layer, 5, 6, 7]], check=False)
+        first.routing.record(chosen)
+        first.routing.record(np.array([[[layer, 5, 6, 7]] for layer in range(LAYERS)], np.int32))
     first.close()
     second = make_residency(8)
     second.learn(Heat("d" * 64, tmp_path))

@@ -1,0 +1,134 @@
+"""`colibri route`: which experts a text goes to, and what a cache of them would hit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import colibri
+from colibri.cli.options import load_options
+from colibri.cli.output import print_json
+from colibri.config import Precision
+from colibri.engine.model import Model
+from colibri.errors import ArgumentError, FileError
+from colibri.experts.replay import Score, Trace, compare
+from colibri.experts.stats import RoutingStats, co_activation, entropy
+
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
+PAIRS = 3
+
+
+@click.command("route")
+@load_options
+@click.option("--prompt", help="A text, or - for standard input.")
+@click.option("--save", type=click.Path(path_type=Path), help="Keep the trace in this file (.npy).")
+@click.option("--trace", "file", type=click.Path(path_type=Path), help="Use a kept trace instead of a prompt.")
+@click.option("--replay", is_flag=True, help="Score every cache policy and the optimum on the trace.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+def command(
+    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
+    prompt: str | None, save: Path | None, file: Path | None, replay: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show where the router sends each token of a prompt."""
+    if (prompt is None) == (file is None):
+        raise ArgumentError("route: give a --prompt or a --trace")
+    with colibri.load(model, ram=ram, threads=threads, context=context, precision=precision) as loaded:
+        experts = loaded.config.experts
+        trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
+    if save is not None:
+        np.save(save, trace)
+    layers = trace.shape[1]
+    capacities = sorted({max(trace.shape[2], round(share * layers * experts)) for share in SHARES})
+    scores = compare(trace, experts, capacities) if replay else []
+    if as_json:
+        print_json(_fields(trace, experts, scores))
+        return
+    console = Console(highlight=False)
+    console.print(_layers(trace, experts))
+    if scores:
+        console.print(_scores(scores, layers * experts))
+
+
+def _recorded(model: Model, prompt: str) -> Trace:
+    text = sys.stdin.read() if prompt == "-" else prompt
+    model.routing.trace_tokens = None
+    model.infer(model.tokenizer.encode(text)[: model.context])
+    return model.routing.trace()
+
+
+def _kept(file: Path, model: Model) -> Trace:
+    try:
+        trace: NDArray[Any] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{file}: is no trace kept by --save: {error}") from error
+    config = model.config
+    expected = (model.experts.store.layers, config.experts_per_token)
+    if (
+        trace.ndim != 3
+        or trace.dtype != np.int16
+        or trace.shape[1:] != expected
+        or trace.max(initial=0) >= config.experts
+    ):
+        raise ArgumentError(f"{file}: a trace {trace.dtype} {trace.shape} found, int16 (tokens, {expected}) expected")
+    return trace
+
+
+def _counts(trace: Trace, experts: int) -> NDArray[np.int64]:
+    stats = RoutingStats(trace.shape[1], experts, trace.shape[2], trace_tokens=0)
+    stats.record(trace.swapaxes(0, 1).astype(np.int32))
+    return stats.counts
+
+
+def _layers(trace: Trace, experts: int) -> Table:
+    counts = _counts(trace, experts)
+    bits = entropy(counts)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in (
+        "layer",
+        "used",
+        f"entropy of {np.log2(experts):.1f}",
+        "busiest (share of tokens)",
+        "often together",
+    ):
+        table.add_column(heading)
+    for layer in range(trace.shape[1]):
+        busiest = np.argsort(-counts[layer], kind="stable")[:4]
+        shares = "  ".join(f"{expert} ({counts[layer, expert] / max(1, len(trace)):.0%})" for expert in busiest)
+        row = (str(layer), f"{np.count_nonzero(counts[layer])}", f"{bits[layer]:.2f}", shares)
+        table.add_row(*row, _pairs(trace[:, layer].astype(np.int16), experts))
+    return table
+
+
+def _pairs(chosen: NDArray[np.int16], experts: int) -> str:
+    pairs = np.triu(co_activation(chosen, experts), 1)
+    order = np.argsort(-pairs, axis=None, kind="stable")[:PAIRS]
+    found = [(*divmod(int(place), experts), int(pairs.flat[place])) for place in order]
+    return "  ".join(f"{one}+{other} ({count})" for one, other, count in found if count)
+
+
+def _scores(scores: list[Score], total: int) -> Table:
+    policies = list(dict.fromkeys(score.policy for score in scores))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title="hits in percent", title_justify="left")
+    for heading in ("slots", *policies):
+        table.add_column(heading, justify="right")
+    for capacity in dict.fromkeys(score.capacity for score in scores):
+        rates = [f"{100 * score.hit_rate:.1f}" for score in scores if score.capacity == capacity]
+        table.add_row(f"{capacity} of {total}", *rates)
+    return table
+
+
+def _fields(trace: Trace, experts: int, scores: list[Score]) -> dict[str, Any]:
+    counts = _counts(trace, experts)
+    return {
+        "tokens": len(trace),
+        "counts": counts.tolist(),
+        "entropy": entropy(counts).tolist(),
+        "replay": [{"policy": score.policy, "slots": score.capacity, "hit_rate": score.hit_rate} for score in scores],
+    }

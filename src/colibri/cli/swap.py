@@ -1,0 +1,50 @@
+"""`colibri swap`: replace an expert, take the replacement back, or write the expert in use to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from colibri.cli.options import model_option
+from colibri.engine.model import model_path
+from colibri.errors import ArgumentError
+from colibri.experts.store import ExpertStore
+from colibri.experts.swap import export_expert, load_overlay, overlay_folder, revert_expert, swap_expert
+from colibri.weights.checkpoint import open_checkpoint
+
+
+@click.command("swap")
+@model_option
+@click.option("-e", "--expert", type=click.IntRange(0), help="Which expert, the same in every layer.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--revert", is_flag=True, help="Take the replacement back.")
+@click.option("--export", is_flag=True, help="Write the expert in use to FILE.")
+def command(model: Path | None, expert: int | None, file: Path | None, revert: bool, export: bool) -> None:
+    """Put the expert in FILE (.gguf or .safetensors) in the place of one of the model's.
+
+    Running engines take it up at their next token. Without options, list what is replaced.
+    """
+    store = ExpertStore(open_checkpoint(model_path(model)))
+    load_overlay(store)
+    if expert is None:
+        if file is not None or revert or export:
+            raise ArgumentError("swap: which expert? give --expert")
+        _list(store)
+    elif revert:
+        done = revert_expert(store, expert)
+        click.echo(f"expert {expert} is the model's own again" if done else f"expert {expert} was not replaced")
+    elif file is None:
+        raise ArgumentError("swap: give a FILE, or --revert")
+    elif export:
+        export_expert(store, expert, file)
+        click.echo(f"expert {expert} is in {file}")
+    else:
+        click.echo(f"expert {expert} is now the one in {swap_expert(store, expert, file)}")
+
+
+def _list(store: ExpertStore) -> None:
+    replaced = store.replaced_experts
+    click.echo(f"{len(replaced)} of {store.experts} experts are replaced ({overlay_folder(store.path)})")
+    for expert in replaced:
+        click.echo(f"  {expert}: {store.expert(store.moe_layers()[0], expert).gate.file}")
