@@ -82,11 +82,13 @@ export class ExpertMap {
     let bright = false;
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     for (let place = 0; place < this.light.length; place++) {
-      const x = Math.round((place % experts) * cellWidth);
-      const y = Math.round(Math.floor(place / experts) * cellHeight);
+      const column = place % experts;
+      const row = Math.floor(place / experts);
+      const x = Math.round(column * cellWidth);
+      const y = Math.round(row * cellHeight);
       const used = this.total[place] ? 0.25 + 0.75 * Math.sqrt(this.total[place] / most) : 0;
       context.fillStyle = mix(mix(this.cold, this.warm, used), this.hot, this.light[place]);
-      context.fillRect(x, y, Math.ceil(cellWidth) - gap, Math.ceil(cellHeight) - gap);
+      context.fillRect(x, y, Math.round((column + 1) * cellWidth) - x - gap, Math.round((row + 1) * cellHeight) - y - gap);
       this.light[place] *= FADE;
       if (this.light[place] > DARK) bright = true;
       else this.light[place] = 0;
