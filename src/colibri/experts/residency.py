@@ -85,7 +85,6 @@ class Residency:
         if layer == self._first_layer:
             self._begin_step(ids.shape[0])
         with self._lock:
-            self.routing.record(layer, ids.numpy())
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
                 here.layer_leases[layer] += 1

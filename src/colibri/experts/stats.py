@@ -39,8 +39,6 @@ class RoutingStats:
     def __init__(self, layers: int, experts: int, experts_per_token: int, trace_tokens: int | None = 4096) -> None:
         self.layers, self.experts, self.experts_per_token = layers, experts, experts_per_token
         self.trace_tokens = trace_tokens
-        self._first = self._rows = 0  # of the step under way: its first row in the buffer, its rows, ...
-        self._layer = -1  # ... and the latest layer
         self.reset()
 
     def reset(self) -> None:
@@ -50,15 +48,15 @@ class RoutingStats:
         self._held = 0
         self._start_block(BUFFER_ROWS)
 
-    def record(self, layer: int, ids: Ids) -> None:
-        """Note the ids (n, k) that the router of `layer` chose; layers of one step come in rising order."""
-        rows = len(ids)
-        if layer <= self._layer:
-            self._first += self._rows
-        self._layer, self._rows = layer, rows
-        if self._first + rows > len(self._buffer):
-            self._roll_over(rows)
-        self._buffer[self._first : self._first + rows, layer] = ids
+    def record(self, chosen: Ids) -> None:
+        """Note the choices of one step: ids (layers, n, k), NO_EXPERT in layers without experts."""
+        rows = chosen.shape[1]
+        if self._filled + rows > len(self._buffer):
+            self._flush()
+            if rows > len(self._buffer):
+                self._start_block(rows)
+        self._buffer[self._filled : self._filled + rows] = chosen.swapaxes(0, 1)
+        self._filled += rows
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -87,21 +85,13 @@ class RoutingStats:
         return co_activation(self.trace()[:, layer], self.experts)
 
     def _start_block(self, rows: int) -> None:
-        self._buffer: NDArray[np.int16] = np.full((rows, self.layers, self.experts_per_token), NO_EXPERT, np.int16)
-        self._first = self._rows = 0
-        self._layer = -1
-
-    def _roll_over(self, rows: int) -> None:
-        """Count the finished steps and go on with a fresh buffer."""
-        layer = self._layer
-        self._keep(self._buffer[: self._first])
-        self._start_block(max(BUFFER_ROWS, rows))
-        self._layer, self._rows = layer, rows
+        self._buffer: NDArray[np.int16] = np.empty((rows, self.layers, self.experts_per_token), np.int16)
+        self._filled = 0  # rows
 
     def _flush(self) -> None:
         """Count everything recorded so far; called between steps."""
-        self._keep(self._buffer[: self._first + self._rows])
-        self._start_block(len(self._buffer))
+        self._keep(self._buffer[: self._filled])
+        self._filled = 0
 
     def _keep(self, block: NDArray[np.int16]) -> None:
         if not len(block):
@@ -111,7 +101,8 @@ class RoutingStats:
             self._counts[layer] += np.bincount(chosen[chosen >= 0], minlength=self.experts)
         self._blocks.append(block.copy())
         self._held += len(block)
-        while self.trace_tokens is not None and self._held - len(self._blocks[0]) >= self.trace_tokens:
+        most = self.trace_tokens
+        while most is not None and self._blocks and self._held - len(self._blocks[0]) >= most:
             self._held -= len(self._blocks.popleft())
 
 

@@ -30,8 +30,9 @@ class MixtureOfExperts:
         look_ahead = self.look_ahead
         if look_ahead is not None:
             look_ahead(rows)  # a guess, to be read while this layer's experts are computed
-        for table, only in self._experts.handles(self._layer, rows.chosen):
-            ops.moe(rows.slots, rows.normed, table, rows.chosen, self._activation, self._exact, only)
+        chosen = rows.chosen[self._layer]
+        for table, only in self._experts.handles(self._layer, chosen):
+            ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
         if look_ahead is not None:
             look_ahead(rows)  # a better one, to be read during the attention

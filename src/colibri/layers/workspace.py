@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.config import ModelConfig
+from colibri.experts.stats import NO_EXPERT
 
 LOGIT_ROWS = 16  # rows of logits that are there at once; prompts ask for few, `infer` goes through its rows in parts
 KEPT_VIEWS = 64
@@ -30,8 +31,8 @@ class Rows:
     k_heads: ops.Tensor
     attended: ops.Tensor  # (n, heads * head_dim)
     router_logits: ops.Tensor  # (n, experts)
-    chosen: ops.Tensor  # (n, experts_per_token) I32
-    chosen_array: NDArray[np.int32]  # the same memory
+    chosen: tuple[ops.Tensor, ...]  # of each layer (n, experts_per_token) I32
+    chosen_array: NDArray[np.int32]  # (layers, n, experts_per_token) the same memory, NO_EXPERT in dense layers
     weights: ops.Tensor  # (n, experts_per_token)
     slots: ops.Tensor  # (n * experts_per_token, hidden)
     first: ops.Tensor  # (n, 1) I32, zeros: the only "expert" of a dense layer
@@ -54,7 +55,6 @@ class Workspace:
             "v": ("F32", config.kv_width),
             "attended": ("F32", config.query_width),
             "router_logits": ("F32", config.experts),
-            "chosen": ("I32", experts_per_token),
             "weights": ("F32", experts_per_token),
             "slots": ("F32", experts_per_token * config.hidden_size),
             "first": ("I32", 1),
@@ -74,6 +74,10 @@ class Workspace:
         self._ids = ops.tensor("I32", (capacity,))
         self.ids_array: NDArray[np.int32] = self._ids.numpy()
         self._buffers["ones"].numpy()[:] = 1
+        self._chosen = ops.tensor("I32", (config.layers * capacity, experts_per_token))
+        self._chosen_array = self._chosen.numpy().reshape(config.layers, capacity, experts_per_token)
+        self._chosen_array[:] = NO_EXPERT
+        self.nbytes += self._chosen.nbytes
         self._views: OrderedDict[int, Rows] = OrderedDict()
 
     def rows(self, count: int) -> Rows:
@@ -94,7 +98,11 @@ class Workspace:
             ids=self._ids.rows(0, count),
             q_heads=first["q"].reshape(count * config.heads, config.head_dim),
             k_heads=first["k"].reshape(count * config.kv_heads, config.head_dim),
-            chosen_array=first["chosen"].numpy(),
+            chosen=tuple(
+                self._chosen.rows(first_row, first_row + count)
+                for first_row in range(0, config.layers * self.capacity, self.capacity)
+            ),
+            chosen_array=self._chosen_array[:, :count],
             slots=slots,
             dense_slots=slots.rows(0, count),
             **first,

@@ -121,9 +121,10 @@ class Decoder:
         ops.embed(rows.hidden, self._embedding, rows.ids)
         if self.watcher is not None:
             self._forward_watched(rows, batch, cache, self.watcher)
-            return
-        for layer, block in enumerate(self._blocks):
-            block(rows, batch, cache, layer)
+        else:
+            for layer, block in enumerate(self._blocks):
+                block(rows, batch, cache, layer)
+        self._experts.routing.record(rows.chosen_array)
 
     def _forward_watched(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, watcher: Watcher) -> None:
         nothing = np.empty((rows.count, 0), np.int32)
@@ -133,7 +134,7 @@ class Decoder:
             middle = time.perf_counter()
             block.feed_forward(rows)
             end = time.perf_counter()
-            experts = rows.chosen_array.copy() if block.routed else nothing
+            experts = rows.chosen_array[layer].copy() if block.routed else nothing
             watcher(LayerTrace(layer, experts, 1000 * (end - start), 1000 * (end - middle)))
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:

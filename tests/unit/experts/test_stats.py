@@ -25,8 +25,7 @@ def test_counts_and_trace(layers: tuple[int, ...]) -> None:
     stats = RoutingStats(max(layers) + 1, 16, 4, trace_tokens=None)
     made = steps(1, 12, layers, 16, 4)
     for step in made:
-        for layer in layers:
-            stats.record(layer, step[:, layer].astype(np.int32))
+        stats.record(step.swapaxes(0, 1).astype(np.int32))
     whole = np.concatenate(made)
     np.testing.assert_array_equal(stats.trace(), whole)
     for layer in layers:
@@ -38,7 +37,7 @@ def test_counts_and_trace(layers: tuple[int, ...]) -> None:
 def test_trace_is_bounded() -> None:
     stats = RoutingStats(1, 8, 1, trace_tokens=100)
     for token in range(1000):
-        stats.record(0, np.array([[token % 8]], np.int32))
+        stats.record(np.array([[[token % 8]]], np.int32))
     assert stats.trace()[:, 0, 0].tolist() == [token % 8 for token in range(900, 1000)]
     assert stats.counts.sum() == 1000
     assert stats.experts_touched == 8
