@@ -32,7 +32,7 @@ SPECIAL_TOKENS = [SEPARATOR, "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 TOKENS_PER_STEP = 4096
 PARTS_PER_STEP = 4
 SHARE_MEMORY = 0.8  # decay per step of the expert shares in the balance loss
-BALANCE_COEFFICIENT = 0.05
+BALANCE_COEFFICIENT = 0.3  # on the mean over layers
 CHECKPOINT_SECONDS = 300
 SHARES = {  # of the tokens of a batch, in expectation
     "bible": 0.12,
