@@ -13,9 +13,11 @@ from colibri.errors import ColibriError
 # command -> what it does, one line; the code is in colibri.cli.<command>:command
 COMMANDS = {
     "run": "Write text that continues a prompt.",
+    "chat": "Talk with a model in the terminal.",
     "serve": "Serve an OpenAI-compatible API and a page to look at.",
     "inspect": "Show what a checkpoint holds: architecture, experts, bytes, tokenizer.",
     "convert": "Write any checkpoint as one GGUF file, quantised.",
+    "calibrate": "Measure on a text which weights matter, for convert --imatrix.",
     "verify": "Check every block and checksum of a model.",
     "bench": "Measure speed, beside what this machine can do.",
     "swap": "Replace an expert while the model serves, or take that back.",
