@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,16 @@ class LayerTrace:
 
 
 Watcher = Callable[[LayerTrace], None]
+
+
+class Tap(Protocol):
+    """Sees what goes into the matrices of every layer."""
+
+    def attention(self, layer: int, rows: Rows) -> None:
+        """rows.normed went into q, k and v, rows.attended into the output."""
+
+    def experts(self, layer: int, rows: Rows) -> None:
+        """rows.normed went to the experts rows.chosen_array[layer]."""
 
 
 class Block:
@@ -79,6 +90,7 @@ class Decoder:
         self.config = config
         self.workspace = workspace
         self.watcher: Watcher | None = None
+        self.tap: Tap | None = None
         self._exact = exact
         self._experts = experts
         hidden, vocabulary = config.hidden_size, config.vocab_size
@@ -119,7 +131,9 @@ class Decoder:
     def forward(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache) -> None:
         """Take rows.ids through all layers; rows.hidden holds the result."""
         ops.embed(rows.hidden, self._embedding, rows.ids)
-        if self.watcher is not None:
+        if self.tap is not None:
+            self._forward_tapped(rows, batch, cache, self.tap)
+        elif self.watcher is not None:
             self._forward_watched(rows, batch, cache, self.watcher)
         else:
             for layer, block in enumerate(self._blocks):
@@ -136,6 +150,14 @@ class Decoder:
             end = time.perf_counter()
             experts = rows.chosen_array[layer].copy() if block.routed else nothing
             watcher(LayerTrace(layer, experts, 1000 * (end - start), 1000 * (end - middle)))
+
+    def _forward_tapped(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, tap: Tap) -> None:
+        for layer, block in enumerate(self._blocks):
+            block.attend(rows, batch, cache, layer)
+            tap.attention(layer, rows)
+            block.feed_forward(rows)
+            if block.routed:
+                tap.experts(layer, rows)
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""

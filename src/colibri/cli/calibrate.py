@@ -1,0 +1,53 @@
+"""`colibri calibrate`: an importance file from a text, for `colibri convert --imatrix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import colibri
+from colibri.cli.options import load_options
+from colibri.cli.progress import Progress
+from colibri.config import Precision
+from colibri.engine.calibration import WINDOW, calibrate, write_imatrix
+from colibri.errors import FileError
+from colibri.weights.imatrix import FEW_TOKENS, read_imatrix
+
+
+@click.command("calibrate")
+@load_options
+@click.option("-f", "--file", type=click.Path(path_type=Path), required=True, help="The text, UTF-8.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The importance file to write.")
+@click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of a window.")
+@click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
+def command(
+    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
+    file: Path, output: Path, window: int, windows: int | None,
+) -> None:  # fmt: skip
+    """Measure which columns of every matrix matter on a text, expert by expert."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{file}: is not UTF-8 text: {error}") from error
+    state, count = ["loading"], 0
+
+    def show(done: int, all_windows: int) -> None:
+        nonlocal count
+        state[0], count = f"window {done} of {all_windows}", done
+
+    with (
+        Progress(lambda: state[0]),
+        colibri.load(model, ram=ram, threads=threads, context=context or window, precision=precision) as loaded,
+    ):
+        calibration = calibrate(loaded, loaded.tokenizer.encode(text), window, windows, show)
+    write_imatrix(output, calibration, file.name, count, window)
+    rare = read_imatrix(output).rarely_seen()
+    experts = sum(len(counts) for name, counts in calibration.counts.items() if "_exps." in name)
+    click.echo(f"{output}: {len(calibration.sums)} matrices, {count} windows of {window} tokens", err=True)
+    if rare:
+        shown = ", ".join(rare[:3]) + (" ..." if len(rare) > 3 else "")
+        share = f"{len(rare)} of {experts} expert matrices"
+        click.echo(f"note: {share} saw fewer than {FEW_TOKENS} tokens: {shown}", err=True)

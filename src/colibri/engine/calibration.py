@@ -1,0 +1,132 @@
+"""Importance matrices made by the engine itself: how large the inputs of every matrix's columns are on a text.
+
+The file is llama.cpp's (GGUF, `NAME.in_sum2` and `NAME.counts`), so either program's converter takes it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri import ops
+from colibri.engine.model import Model
+from colibri.errors import ArgumentError
+from colibri.layers.workspace import Rows
+from colibri.ops import reference
+from colibri.weights.file_reader import FileReader
+from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+from colibri.weights.load import load_tensor
+
+WINDOW: Final = 512
+_KEPT_BYTES: Final = 1 << 30  # gate and up matrices that are kept for the next window
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+class Calibration:
+    """Sums of squared inputs: sums by tensor, (experts or 1, k); counts of the rows that were seen, (experts or 1,)."""
+
+    def __init__(self, model: Model) -> None:
+        self.sums: dict[str, F64] = {}
+        self.counts: dict[str, F64] = {}
+        self._model = model
+        self._experts = model.config.experts
+        self._reader = FileReader()
+        self._kept: OrderedDict[tuple[int, int], tuple[ops.Tensor, ops.Tensor]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def attention(self, layer: int, rows: Rows) -> None:
+        """Called by the decoder after a layer's attention."""
+        normed, attended = rows.normed.numpy(), rows.attended.numpy()
+        for part in ("q", "k", "v"):
+            self._add(f"blk.{layer}.attn_{part}.weight", normed)
+        self._add(f"blk.{layer}.attn_output.weight", attended)
+
+    def experts(self, layer: int, rows: Rows) -> None:
+        """Called by the decoder after a layer's experts."""
+        normed, chosen = rows.normed.numpy(), rows.chosen_array[layer]  # (n, hidden), (n, k)
+        for expert in np.unique(chosen).tolist():
+            seen = np.ascontiguousarray(normed[(chosen == expert).any(axis=1)])
+            for part in ("gate", "up"):
+                self._add(f"blk.{layer}.ffn_{part}_exps.weight", seen, expert, self._experts)
+            self._add(f"blk.{layer}.ffn_down_exps.weight", self._inner(layer, expert, seen), expert, self._experts)
+
+    def _add(self, name: str, rows: F32, place: int = 0, places: int = 1) -> None:
+        if name not in self.sums:
+            self.sums[name] = np.zeros((places, rows.shape[1]))
+            self.counts[name] = np.zeros(places)
+        self.sums[name][place] += np.square(rows, dtype=np.float64).sum(axis=0)
+        self.counts[name][place] += len(rows)
+
+    def _inner(self, layer: int, expert: int, rows: F32) -> F32:
+        """What goes into an expert's down matrix: (n, intermediate)."""
+        gate, up = self._matrices(layer, expert)
+        x = ops.tensor("F32", rows.shape)
+        x.numpy()[...] = rows
+        outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in (gate, up))
+        ops.matmul(outs, x, (gate, up), True)
+        return reference.glu(self._model.config.activation, outs[0].numpy(), outs[1].numpy())
+
+    def _matrices(self, layer: int, expert: int) -> tuple[ops.Tensor, ops.Tensor]:
+        pair = self._kept.pop((layer, expert), None)
+        if pair is None:
+            infos = self._model.checkpoint.experts(layer)
+            pair = load_tensor(infos.gate[expert], self._reader), load_tensor(infos.up[expert], self._reader)
+            self._kept_bytes += pair[0].nbytes + pair[1].nbytes
+        self._kept[layer, expert] = pair
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= dropped[0].nbytes + dropped[1].nbytes
+        return pair
+
+
+def calibrate(
+    model: Model,
+    ids: Sequence[int],
+    window: int = WINDOW,
+    most_windows: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Run a text's ids in windows and collect what the matrices see. ArgumentError for a text that is too short."""
+    if not 1 <= window <= model.context:
+        raise ArgumentError(f"a window of {window} tokens: 1 to {model.context} (the context) is expected")
+    count = len(ids) // window
+    if count < 1:
+        raise ArgumentError(f"the text has {len(ids)} tokens; at least {window} (one window) are needed")
+    count = min(count, most_windows or count)
+    calibration = Calibration(model)
+    model.engine.decoder.tap = calibration
+    try:
+        for number in range(count):
+            model.infer(list(ids[number * window : (number + 1) * window]))
+            if progress is not None:
+                progress(number + 1, count)
+    finally:
+        model.engine.decoder.tap = None
+    return calibration
+
+
+def write_imatrix(path: Path, calibration: Calibration, text: str, windows: int, window: int) -> None:
+    """Write the sums as llama.cpp's importance file. `text` names what they were made from."""
+    metadata: dict[str, Any] = {
+        "general.type": "imatrix",
+        "general.name": path.stem,
+        "imatrix.datasets": [text],
+        "imatrix.chunk_count": windows,
+        "imatrix.chunk_size": window,
+    }
+    specs, values = [], []
+    for name, sums in sorted(calibration.sums.items()):
+        counts = calibration.counts[name][:, None]
+        for suffix, numbers in (("in_sum2", sums), ("counts", counts)):
+            specs.append(TensorSpec(f"{name}.{suffix}", "F32", numbers.shape))
+            values.append(np.ascontiguousarray(numbers, np.float32))
+    with GGUFWriter(path, metadata, specs, alignment=32) as writer:
+        for spec, numbers in zip(specs, values, strict=True):
+            writer.write(spec.name, [numbers])

@@ -1,0 +1,89 @@
+"""Importances: what the matrices see, computed again by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from colibri.engine.calibration import calibrate, write_imatrix
+from colibri.engine.model import Model
+from colibri.errors import ArgumentError
+from colibri.ops import reference
+from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.convert import Options, convert
+from colibri.weights.imatrix import read_imatrix
+
+from .conftest import GOLDEN, golden_of
+
+Load = Callable[..., Model]
+NAME = "mixtral-gqa-f32"
+
+
+def tensors() -> dict[str, np.ndarray]:
+    reader = gguf.GGUFReader(GOLDEN / NAME / "model.gguf")
+    return {tensor.name: tensor.data for tensor in reader.tensors}
+
+
+def test_sums_are_those_of_the_reference(load: Load) -> None:
+    ids, weights = golden_of(GOLDEN / NAME)["ids"].tolist()[:20], tensors()
+    model = load(GOLDEN / NAME / "model.gguf", precision="exact")
+    before = model.infer(ids)
+    calibration = calibrate(model, ids, window=10)
+    np.testing.assert_array_equal(model.infer(ids), before)
+    embedded = weights["token_embd.weight"][ids]
+    normed = reference.rms_norm(embedded, weights["blk.0.attn_norm.weight"], model.config.norm_eps)
+    np.testing.assert_allclose(calibration.sums["blk.0.attn_q.weight"][0], np.square(normed).sum(axis=0), rtol=1e-4)
+    assert calibration.counts["blk.0.attn_output.weight"].tolist() == [20]
+
+
+def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None:
+    ids, weights = golden_of(GOLDEN / NAME)["ids"].tolist()[:20], tensors()
+    model = load(GOLDEN / NAME / "model.gguf", precision="exact")
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    calibration = calibrate(model, ids, window=20)
+
+    class Tap:
+        def attention(self, layer: int, rows: object) -> None: ...
+
+        def experts(self, layer: int, rows: object) -> None:
+            if layer == 1:
+                seen.append((rows.normed.numpy().copy(), rows.chosen_array[1].copy()))  # type: ignore[attr-defined]
+
+    model.engine.decoder.tap = Tap()
+    model.infer(ids)
+    model.engine.decoder.tap = None
+    (normed, chosen) = seen[0]
+    counts = calibration.counts["blk.1.ffn_up_exps.weight"]
+    assert counts.tolist() == [int((chosen == expert).sum()) for expert in range(model.config.experts)]
+    expert = int(counts.argmax())
+    rows = normed[(chosen == expert).any(axis=1)].astype(np.float64)
+    gate, up = (weights[f"blk.1.ffn_{part}_exps.weight"][expert].astype(np.float64) for part in ("gate", "up"))
+    inner = reference.glu("silu", (rows @ gate.T).astype(np.float32), (rows @ up.T).astype(np.float32))
+    np.testing.assert_allclose(
+        calibration.sums["blk.1.ffn_down_exps.weight"][expert], np.square(inner).sum(axis=0), rtol=1e-3
+    )
+
+
+def test_the_file_goes_into_a_conversion(load: Load, tmp_path: Path) -> None:
+    golden = golden_of(GOLDEN / NAME)
+    source = GOLDEN / NAME / "model.gguf"
+    model = load(source, precision="exact")
+    calibration = calibrate(model, golden["long_ids"].tolist(), window=64, most_windows=4)
+    write_imatrix(tmp_path / "i.gguf", calibration, "text", 4, 64)
+    importance = read_imatrix(tmp_path / "i.gguf")
+    assert set(importance.weights) == set(calibration.sums)
+    options = Options("q4_0", importance=importance)
+    convert(open_checkpoint(source), tmp_path / "m.gguf", options)
+    assert np.isfinite(load(tmp_path / "m.gguf").infer(golden["ids"].tolist())).all()
+
+
+def test_texts_that_are_too_short(load: Load) -> None:
+    model = load(GOLDEN / NAME / "model.gguf")
+    with pytest.raises(ArgumentError, match="one window"):
+        calibrate(model, [1, 2, 3], window=10)
+    with pytest.raises(ArgumentError, match="context"):
+        calibrate(model, [1] * 10, window=1 << 30)
