@@ -71,6 +71,12 @@ def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path,
     assert directory_config("mixtral")["model_type"] == "mixtral"
 
 
+def test_training_states_of_deepspeed_are_named(tmp_path: Path) -> None:
+    save(tmp_path / "mp_rank_00_model_states.pt", {"module": {}})
+    with pytest.raises(UnsupportedError, match="DeepSpeed"):
+        open_checkpoint(tmp_path)
+
+
 class Hostile:
     """A pickle of this calls a function of its choice."""
 
