@@ -121,12 +121,13 @@ def write_imatrix(path: Path, calibration: Calibration, text: str, windows: int,
         "imatrix.chunk_count": windows,
         "imatrix.chunk_size": window,
     }
-    specs, values = [], []
+    specs: list[TensorSpec] = []
+    values: list[F32] = []
     for name, sums in sorted(calibration.sums.items()):
         counts = calibration.counts[name][:, None]
         for suffix, numbers in (("in_sum2", sums), ("counts", counts)):
             specs.append(TensorSpec(f"{name}.{suffix}", "F32", numbers.shape))
             values.append(np.ascontiguousarray(numbers, np.float32))
     with GGUFWriter(path, metadata, specs, alignment=32) as writer:
-        for spec, numbers in zip(specs, values, strict=True):
-            writer.write(spec.name, [numbers])
+        for spec, value in zip(specs, values, strict=True):
+            writer.write(spec.name, [value])

@@ -161,8 +161,8 @@ def open_checkpoint(path: str | Path, accepted: frozenset[str] | None = None) ->
 def _open_directory(path: Path) -> Checkpoint:
     if any(path.glob("*mp_rank_*_model_states.pt")):
         raise UnsupportedError(
-            f"{path}: is a DeepSpeed training state; its GPT-MoE models (LayerNorm, learned positions, experts without a "
-            "gate) are not run. Export the model to a Hugging Face directory of a known architecture"
+            f"{path}: is a DeepSpeed training state; its GPT-MoE models (LayerNorm, learned positions, experts "
+            "without a gate) are not run. Export the model to a Hugging Face directory of a known architecture"
         )
     if not (path / "config.json").exists():
         inside = sorted(file.name for file in path.glob("*.gguf"))
