@@ -22,7 +22,7 @@ from colibri.experts.replay import Score, Trace, compare
 from colibri.experts.stats import RoutingStats, co_activation, entropy
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
-PAIRS = 3
+PAIRS = 2
 
 
 @click.command("route")
@@ -94,12 +94,12 @@ def _layers(trace: Trace, experts: int) -> Table:
         "layer",
         "used",
         f"entropy of {np.log2(experts):.1f}",
-        "busiest (share of tokens)",
+        "busiest",
         "often together",
     ):
         table.add_column(heading)
     for layer in range(trace.shape[1]):
-        busiest = np.argsort(-counts[layer], kind="stable")[:4]
+        busiest = np.argsort(-counts[layer], kind="stable")[:3]
         shares = "  ".join(f"{expert} ({counts[layer, expert] / max(1, len(trace)):.0%})" for expert in busiest)
         row = (str(layer), f"{np.count_nonzero(counts[layer])}", f"{bits[layer]:.2f}", shares)
         table.add_row(*row, _pairs(trace[:, layer].astype(np.int16), experts))

@@ -26,6 +26,9 @@ from colibri.models.registry import model_config
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
+QUANTIZED_BYTES = 1.3  # of a value in both activation formats at most
+SCRATCH_BYTES = 4 + QUANTIZED_BYTES
+
 
 def load(
     path: str | os.PathLike[str] | None = None,
@@ -111,6 +114,17 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     return load_tokenizer(source, file=checkpoint.path) if there else None
 
 
+def _scratch_bytes(config: ModelConfig, rows: int) -> int:
+    """What the native regions take beside the workspace for a step of so many rows.
+
+    Each chosen expert's activations in float32 and quantised, the quantised input; the pool adds a quarter.
+    """
+    chosen = config.experts_per_token * config.expert_intermediate
+    widest = max(chosen, config.intermediate)
+    inputs = max(config.hidden_size, config.query_width)
+    return int(1.25 * rows * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs))
+
+
 def _plan(
     config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: SharedCache,
     workspace: Workspace, context: int,
@@ -118,7 +132,7 @@ def _plan(
     machine = detect_memory()
     needs = Needs(
         process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
-        workspace=workspace.nbytes + table_bytes(config.rope, context),
+        workspace=workspace.nbytes + table_bytes(config.rope, context) + _scratch_bytes(config, workspace.capacity),
         staging=(READERS + 1) << 20,
     )  # fmt: skip
     budget = default_budget(machine) if options.ram is None else options.ram
