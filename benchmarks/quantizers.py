@@ -72,14 +72,15 @@ def speed(quantize: Quantizer, type: str, x: NDArray[np.float32], repeat: int) -
 def report(type: str, everything: dict[str, NDArray[np.float32]], importance: NDArray[np.float32],
            llama: Quantizer | None, repeat: int) -> list[str]:  # fmt: skip
     """The cells of one row of the table."""
-    ours = speed(ops.quantize, type, everything["gaussian"], repeat)
+    rate = speed(ops.quantize, type, everything["gaussian"], repeat)
     if llama is None:
-        return [f"{type:6}", f"{ours:.0f} MB/s"]
+        return [f"{type:6}", f"{rate:.0f} MB/s"]
     cells = [f"{type:6}"]
     for name, x in everything.items():
-        plain, weighted = (rms_error(ops.quantize, type, x, w) / rms_error(llama, type, x, w) for w in (None, importance))
+        pairs = ((rms_error(ops.quantize, type, x, w), rms_error(llama, type, x, w)) for w in (None, importance))
+        plain, weighted = (ours / theirs for ours, theirs in pairs)
         cells.append(f"{name} {plain:.3f}" + (f" ({weighted:.3f})" if type != "MXFP4" else ""))
-    return [*cells, f"{ours:.0f} MB/s", f"{ours / speed(llama, type, everything['gaussian'], 2):.1f} times llama.cpp"]
+    return [*cells, f"{rate:.0f} MB/s", f"{rate / speed(llama, type, everything['gaussian'], 2):.1f} times llama.cpp"]
 
 
 def main() -> None:
