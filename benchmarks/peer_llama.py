@@ -1,0 +1,75 @@
+"""One process of llama.cpp for peers.py, run by the Python that has the `xllamacpp` wheel; prints one JSON object.
+
+    python peer_llama.py MODEL --threads 2 --prompt-tokens 512 --new-tokens 64 --repeat 2 [--mapped]
+
+llama.cpp repacks weights into a second copy at load; --mapped leaves them as they are in the file. Times are those
+that its server reports, greedy sampling, ids drawn at random, nothing taken from its prompt cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from typing import Any
+
+import xllamacpp
+
+
+def server(model: str, threads: int, context: int, mapped: bool) -> Any:
+    """llama.cpp's server inside this process, listening on a port of its own that nobody uses."""
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = model
+    parameters.n_ctx = context
+    parameters.n_parallel = 1
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.cache_ram_mib = 0
+    parameters.fit_params = False
+    parameters.no_extra_bufts = mapped
+    parameters.verbosity = 0
+    return xllamacpp.Server(parameters)
+
+
+def complete(llama: Any, tokens: int, new: int, random_ids: random.Random, vocabulary: int) -> dict[str, float]:
+    """The timings of one completion."""
+    request = {
+        "prompt": [random_ids.randrange(vocabulary) for _ in range(tokens)], "n_predict": new, "temperature": 0,
+        "ignore_eos": True, "cache_prompt": False,
+    }  # fmt: skip
+    answer = llama.handle_completions(request)
+    answer = json.loads(answer) if isinstance(answer, str) else answer
+    timings: dict[str, float] = answer["timings"]
+    assert timings["prompt_n"] == tokens, timings
+    assert timings["predicted_n"] == new, timings
+    return timings
+
+
+def main() -> None:
+    """Measure and print {"prefill": {"512": [tokens/s ...]}, "decode": [tokens/s ...]}."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512])
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=1000, help="ids are drawn below this")
+    parser.add_argument("--mapped", action="store_true")
+    options = parser.parse_args()
+    context = max(*options.prompt_tokens, options.new_tokens, 512) + 64
+    llama = server(options.model, options.threads, context, options.mapped)
+    ids = random.Random(1)
+    complete(llama, 64, 2, ids, options.vocabulary)
+    prefill: dict[str, list[float]] = {}
+    for tokens in options.prompt_tokens:
+        runs = [complete(llama, tokens, 1, ids, options.vocabulary) for _ in range(options.repeat)]
+        prefill[str(tokens)] = [1000 * tokens / run["prompt_ms"] for run in runs]
+    decode = [
+        # the first token comes with the prompt
+        1000 * options.new_tokens / complete(llama, 1, options.new_tokens + 1, ids, options.vocabulary)["predicted_ms"]
+        for _ in range(options.repeat)
+    ]
+    print(json.dumps({"prefill": prefill, "decode": decode}))
+
+
+if __name__ == "__main__":
+    main()
