@@ -31,9 +31,7 @@ class LookAhead:
         self._ids: Any = self._chosen.numpy()
 
     def __call__(self, rows: Rows) -> None:
-        """Begin to read the likeliest experts, if reading ahead pays at the moment."""
-        if rows.count != 1 or not self._experts.reads_ahead():
-            return
+        """Begin to read the likeliest experts; worth it while the residency's `reads_ahead`."""
         self._norm(self._normed, rows.hidden)
         self._router.choose(self._normed, self._logits, self._chosen, self._weights)
         self._experts.prefetch(self._layer, self._ids[0].tolist())

@@ -27,7 +27,7 @@ class MixtureOfExperts:
     def __call__(self, rows: Rows) -> None:
         """Add the experts' answer to rows.normed to rows.hidden."""
         self.route(rows)
-        look_ahead = self.look_ahead
+        look_ahead = self.look_ahead if rows.count == 1 and self._experts.reads_ahead() else None
         if look_ahead is not None:
             look_ahead(rows)  # a guess, to be read while this layer's experts are computed
         chosen = rows.chosen[self._layer]
