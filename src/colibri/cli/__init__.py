@@ -23,6 +23,7 @@ COMMANDS = {
     "swap": "Replace an expert while the model serves, or take that back.",
     "plan": "Say what will be in memory and how fast it will be, before running.",
     "route": "Show which experts a text goes to, and what a cache of them would hit.",
+    "doctor": "Find what is wrong or slow with this machine and a model.",
     "perplexity": "Measure how well a model predicts a text.",
 }
 
