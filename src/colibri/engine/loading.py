@@ -81,7 +81,8 @@ def open_model(options: LoadOptions) -> Model:
         cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
         workspace = Workspace(config, min(options.chunk, options.sequences * context))
         plan = _plan(config, options, store, weights, cache, workspace, context)
-        experts = Residency(store, config.experts_per_token, limits=None if plan.fits else plan.limits_beside(0))
+        limits = None if plan.fits else plan.limits_beside(0)
+        experts = Residency(store, config.experts_per_token, limits=limits, chunk=workspace.capacity)
         if not plan.fits:
             cache.on_growth = lambda nbytes: experts.set_limits(plan.limits_beside(nbytes))
         exact = options.precision == "exact"

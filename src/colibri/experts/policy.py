@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_SEQUENCES = 16  # a step of more tokens is a prompt's
 Values = NDArray[np.float64]
 Uses = NDArray[np.integer]
 
@@ -124,13 +125,19 @@ class NextUse:
 
     Layers come round in a fixed cycle, so a key of a layer `d` steps ahead that a token chooses with probability p is
     expected after d + layers * (1/p - 1) steps. The layer just computed is the furthest away, which is what
-    least-recently-used gets wrong. p is the faded frequency over `half_life` tokens with one prior use in `prior`.
+    least-recently-used gets wrong. p is the faded frequency over `half_life` tokens with `prior` uses beforehand. A
+    step of several tokens chooses with 1 - (1 - p)^tokens: in a prompt of many chunks of `chunk` tokens nearly
+    everything comes again with the next chunk, and only the distance counts.
     """
 
-    def __init__(self, layers: int, experts: int, half_life: float = 48.0, prior: float = 0.5) -> None:
+    def __init__(
+        self, layers: int, experts: int, half_life: float = 48.0, prior: float = 0.5, chunk: int | None = None
+    ) -> None:
         self._layers, self._experts = layers, experts
         self._frequency = _DecayedFrequency(layers, experts, half_life)
         self._prior = prior
+        self._chunk = chunk
+        self._rows = 1  # of the next step, as far as one can tell
         self._layer = 0
         self._layer_of = np.repeat(np.arange(layers), experts)
 
@@ -138,6 +145,8 @@ class NextUse:
         """A step needed these experts of one layer."""
         self._frequency.touch(layer, keys, uses, rows)
         self._layer = layer
+        again = rows <= MOST_SEQUENCES or (self._chunk is not None and rows >= self._chunk)
+        self._rows = rows if again else 1  # a prompt's last chunk is followed by single tokens
 
     def warm(self, shares: Values, tokens: float) -> None:
         """Uses as of those tokens."""
@@ -147,6 +156,8 @@ class NextUse:
         """Minus the expected number of layer steps until the next use."""
         unit = self._frequency.unit
         probability = (self._frequency.counts + self._prior * unit) / (self._frequency.tokens + unit)
+        if self._rows > 1:
+            probability = 1.0 - (1.0 - np.minimum(probability, 1.0)) ** self._rows
         ahead = (self._layer_of - self._layer - 1) % self._layers + 1
         result: Values = -(ahead + self._layers * (1.0 / np.minimum(probability, 1.0) - 1.0))
         return result

@@ -22,6 +22,8 @@ from colibri.experts.stats import ResidencyCounters, RoutingStats
 from colibri.experts.store import ExpertStore, Layout
 
 READERS = 2
+IN_FLIGHT_BYTES = 16 << 20  # that a step has read at once: enough to keep the disk busy while a part is computed
+LEAST_IN_FLIGHT = 3  # experts
 WARM_SECONDS = 10.0
 WARM_JOBS = 2  # experts of a warm start that are read at once
 WARM_TOKENS = 16.0  # how many tokens' worth of evidence earlier runs are
@@ -31,7 +33,8 @@ Part = tuple[ops.ExpertTable, "ops.Tensor | None"]
 class Residency:
     """Slots for the experts of a model and the threads that fill them.
 
-    `limits` is the number of slots of each layout; None gives every expert a slot. Safe to use from several threads.
+    `limits` is the number of slots of each layout; None gives every expert a slot. `chunk` is the number of tokens in
+    the chunks of a long prompt. Safe to use from several threads.
     One lock guards all state; it is held for microseconds, never while reading or computing.
     """
 
@@ -41,6 +44,7 @@ class Residency:
         experts_per_token: int,
         *,
         limits: dict[Layout, int] | None = None,
+        chunk: int | None = None,
         policy: Policy | None = None,
         readers: int = READERS,
         reader: ExpertReader | None = None,
@@ -50,7 +54,7 @@ class Residency:
         self.reader = reader or ExpertReader(_largest_stripe(store))
         self._counters = ResidencyCounters()
         self._experts = store.experts
-        self._policy: Policy = policy or NextUse(store.layers, store.experts)
+        self._policy: Policy = policy or NextUse(store.layers, store.experts, chunk=chunk)
         self._here = Occupancy(store, limits, self._policy)
         self._layer_keys = {layer: self._keys_of(layer) for layer in store.moe_layers()}
         self._first_layer = store.moe_layers()[0]  # a step begins here
@@ -320,12 +324,14 @@ class Residency:
     # ---- under the lock ------------------------------------------------------------------------------------------
 
     def _start(self, todo: deque[int], jobs: dict[int, Job]) -> list[int]:
-        """Begin reading as many of `todo` as slots can be had for; the result came meanwhile, for another requester.
+        """Begin reading some of `todo`, as slots can be had; the result came meanwhile, for another requester.
 
-        Each is leased for this step from now on.
+        Each is leased for this step from now on. Few at once: those that are computed leave their slots to the next,
+        and what other layers need stays.
         """
         here: list[int] = []
-        while todo:
+        most = max(LEAST_IN_FLIGHT, IN_FLIGHT_BYTES // self.store.slot_bytes(todo[0] // self._experts)) if todo else 0
+        while todo and len(jobs) < most:
             key = todo[0]
             job = self._loading.get(key)
             if job is not None:

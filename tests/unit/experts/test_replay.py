@@ -81,6 +81,21 @@ def test_long_traces_do_not_overflow() -> None:
     assert values.argmin() == 3
 
 
+def test_chunks_of_a_prompt_come_round() -> None:
+    """In a long prompt all experts of a layer come again with each chunk: the layers ahead are worth most."""
+    layers, experts = 6, 8
+    policy = NextUse(layers, experts, chunk=512)
+    uses = np.random.default_rng(0).integers(1, 300, experts)
+    for _ in range(2):
+        for layer in range(layers):
+            policy.touch(layer, [layer * experts + expert for expert in range(experts)], uses, 512)
+    worth = policy.values().reshape(layers, experts)
+    assert (np.diff(worth.mean(axis=1)) < 0).all()
+    assert worth[0].min() > worth[1].max()
+    policy.touch(0, [0, 1], None, 1)
+    assert np.ptp(policy.values().reshape(layers, experts)[1]) > 1  # single tokens: frequency counts
+
+
 def test_zipf_skew() -> None:
     even = np.bincount(zipf_trace(1, 16, 2, 2000, skew=0.0).ravel(), minlength=16)
     skewed = np.bincount(zipf_trace(1, 16, 2, 2000, skew=1.2).ravel(), minlength=16)
