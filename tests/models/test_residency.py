@@ -1,0 +1,85 @@
+"""Where experts are changes speed, never a bit: few slots, reading ahead, a warm start, a swap that is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri.config import SamplingParams
+from colibri.engine.model import Model
+from colibri.experts.swap import export_expert
+
+from .conftest import GOLDEN, golden_of
+
+Load = Callable[..., Model]
+PATHS = [
+    pytest.param(GOLDEN / "mixtral-window-f16", id="mixtral-window-f16"),
+    pytest.param(GOLDEN / "qwen3_moe-quantized" / "model.gguf", id="qwen3_moe-quantized"),
+    pytest.param(GOLDEN / "qwen3_moe-dense-bf16", id="qwen3_moe-dense-bf16"),
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+class Always:
+    """A trial that is decided."""
+
+    def __init__(self, reading_ahead: bool) -> None:
+        self.reading_ahead = reading_ahead
+
+    def step(self, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+def tokens(model: Model, prompt: list[int]) -> list[tuple[int, float]]:
+    return [(token.id, token.logprob) for token in model.generate(prompt, GREEDY)]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("path", PATHS)
+def test_few_slots(load: Load, path: Path, slots: int, ahead: bool) -> None:
+    ids = golden_of(path)["long_ids"].tolist()[:70]
+    whole = load(path)
+    expected, logits = tokens(whole, ids[:5]), whole.infer(ids)
+    model = load(path)
+    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, slots))
+    model.experts._trial = Always(ahead)  # type: ignore[assignment]
+    assert tokens(model, ids[:5]) == expected
+    np.testing.assert_array_equal(model.infer(ids), logits)
+    assert tokens(model, ids[:5]) == expected
+    assert max(model.experts.live_slots.values()) <= slots
+    counters = model.experts.counters
+    assert counters.evicted > 0 or slots > 2
+    assert counters.prefetched == 0 or ahead
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_warm_start(load: Load, path: Path) -> None:
+    ids = golden_of(path)["long_ids"].tolist()[:5]
+    whole = load(path)
+    expected = tokens(whole, ids)
+    model = load(path)
+    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, 4))
+    model.experts.warm(whole.routing.counts.astype(np.float64))
+    assert tokens(model, ids) == expected
+
+
+def test_an_expert_swapped_and_taken_back(load: Load, tmp_path: Path) -> None:
+    source = GOLDEN / "qwen3_moe-quantized" / "model.gguf"
+    path = tmp_path / "model.gguf"
+    path.write_bytes(source.read_bytes())
+    ids = golden_of(source)["long_ids"].tolist()[:40]
+    model = load(path)
+    before = model.infer(ids)
+    export_expert(model.experts.store, 1, tmp_path / "one.gguf")
+    for expert in range(model.config.experts):
+        model.swap_expert(expert, tmp_path / "one.gguf")
+    changed = model.infer(ids)
+    assert not np.array_equal(changed, before)
+    np.testing.assert_array_equal(load(path).infer(ids), changed)  # a fresh start uses the replacements
+    for expert in range(model.config.experts):
+        model.revert_expert(expert)
+    np.testing.assert_array_equal(model.infer(ids), before)
