@@ -41,6 +41,8 @@ def command(
 
 def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for overflow in ("ignore", "ignore", "fold"):  # a long path is wrapped, not cut
+        table.add_column(overflow=overflow)
     for level, subject, found, advice in findings:
         table.add_row(_MARKS[level], f"[bold]{subject}[/bold]", escape(found))
         if advice:
