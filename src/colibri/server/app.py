@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
@@ -23,6 +24,7 @@ from colibri.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorReply,
     InferRequest,
     TokenizeRequest,
 )
@@ -39,6 +41,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 BACKLOG = 512
+_ERRORS: dict[int | str, str] = {"4XX": "The request is at fault.", "5XX": "The server cannot answer now."}
 
 
 def make_app(settings: ServerSettings, on_ready: Callable[[Service, Ready], None] | None = None) -> FastAPI:
@@ -57,6 +60,7 @@ def make_app(settings: ServerSettings, on_ready: Callable[[Service, Ready], None
 
     app = FastAPI(
         title="Colibri", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        responses={kind: {"model": ErrorReply, "description": text} for kind, text in _ERRORS.items()},
         middleware=[Middleware(Gate, settings=settings, metrics=service.metrics)],
     )  # fmt: skip
     app.state.service = service
@@ -64,7 +68,19 @@ def make_app(settings: ServerSettings, on_ready: Callable[[Service, Ready], None
     _api(app, service)
     _observation(app, service)
     _page(app)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without the kind of answer to malformed requests that FastAPI has and this service not."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
 def _api(app: FastAPI, service: Service) -> None:

@@ -43,7 +43,7 @@ class Sampling(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None = (
         None
     )
@@ -218,6 +218,19 @@ class TokenizeRequest(Strict):
         if (self.text is None) == (self.messages is None):
             raise ValueError("give either text or messages")
         return self
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """What every error looks like."""
+
+    error: ErrorFields
 
 
 class DetokenizeRequest(Strict):
