@@ -4,7 +4,7 @@
 
 enum {
     FLOAT_COLUMNS = 6, /* four sums each: 24 of 32 registers */
-    AHEAD = 8192,      /* of 2, 4 and 8 KiB the best */
+    AHEAD = 16384,     /* bytes; of 2, 4, 8 and 16 KiB the best */
     CHUNK = 64,        /* columns whose sums are kept, and that stay in the second cache between tiles */
 };
 
@@ -142,11 +142,19 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* All columns of a panel, in blocks of equal size up to `widest`. */
+/* Asks for the bytes AHEAD of these; a processor's own guess comes later and ends with the page. */
+VEC void prefetch(const uint8_t *p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 2);
+}
+
+/* All columns of a panel, in blocks of equal size up to `widest`. The panel was made from `bytes` of the tile; each block
+ * asks for its part of those to come, since a processor waits when it is asked for many lines at once. */
 VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panel,
-                     const uint8_t *packed, const void *const *x, int n, int first, int count) {
-    for (int left = (n + widest - 1) / widest, c = 0; left; left--) {
+                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *tile, int bytes) {
+    int blocks = (n + widest - 1) / widest, part = (bytes / blocks + 63) / 64 * 64;
+    for (int left = blocks, c = 0; left; left--, tile += part) {
         int size = (n - c + left - 1) / left;
+        prefetch(tile, part);
         columns[size](sums + c, panel, packed, x + c, first, count);
         c += size;
     }
@@ -162,11 +170,6 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
     }
 }
 
-/* With few columns memory is the limit: asks for the bytes that come after these, AHEAD of when the processor would. */
-VEC void prefetch(const uint8_t *p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 2);
-}
-
 /* One tile and up to CHUNK columns. */
 typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n);
 
@@ -176,13 +179,15 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const vo
         int blocks = k / values, step = PANEL / values;                                                            \
         for (int b = 0; b < blocks; b += step) {                                                                   \
             int count = blocks - b < step ? blocks - b : step;                                                     \
+            const uint8_t *block = tile + (size_t)b * STRIDE_##NAME;                                               \
             if (n <= MAX_PACKED) {                                                                                 \
-                prefetch(tile + (size_t)b * STRIDE_##NAME, step * STRIDE_##NAME);                                  \
+                prefetch(block, step * STRIDE_##NAME);                                                             \
                 scales_##name(&panel, tile, blocks, b, count);                                                     \
-                dot##_bytes_##name[n](sums, &panel, tile + (size_t)b * STRIDE_##NAME, x, b, count);                \
+                dot##_bytes_##name[n](sums, &panel, block, x, b, count);                                           \
             } else {                                                                                               \
                 expand_##name(&panel, tile, blocks, b, count);                                                     \
-                all_columns(dot##_bytes_panel, MAX_COLUMNS, sums, &panel, panel.bytes[0], x, n, b, count);         \
+                all_columns(dot##_bytes_panel, MAX_COLUMNS, sums, &panel, panel.bytes[0], x, n, b, count,          \
+                            block, step * STRIDE_##NAME);                                                          \
             }                                                                                                      \
         }                                                                                                          \
     }
@@ -196,11 +201,13 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
     for (int first = 0; first < k; first += PANEL) {
         int count = k - first < PANEL ? k - first : PANEL;
         const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
-        if (n <= FLOAT_COLUMNS) prefetch(panel, (int)panel_bytes);
-        if (direct && n <= FLOAT_COLUMNS) direct[n](sums, NULL, panel, x, first, count);
-        else {
+        if (direct && n <= FLOAT_COLUMNS) {
+            prefetch(panel, (int)panel_bytes);
+            direct[n](sums, NULL, panel, x, first, count);
+        } else {
             floats(buffer, tile, k, first, count);
-            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count);
+            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count, panel,
+                        (int)panel_bytes);
         }
     }
 }
