@@ -24,14 +24,18 @@ class LookAhead:
         self._router = router
         self._experts = experts
         k = config.experts_per_token
+        self._half = (k + 1) // 2
         self._normed = ops.tensor("F32", (1, config.hidden_size))
         self._logits = ops.tensor("F32", (1, config.experts))
         self._weights = ops.tensor("F32", (1, k))
         self._chosen = ops.tensor("I32", (1, k))
         self._ids: Any = self._chosen.numpy()
 
-    def __call__(self, rows: Rows) -> None:
-        """Begin to read the likeliest experts; worth it while the residency's `reads_ahead`."""
+    def __call__(self, rows: Rows, *, sure: bool) -> None:
+        """Begin to read the experts that are expected, or with `sure` the likelier half of them.
+
+        Worth it while the residency's `reads_ahead`.
+        """
         self._norm(self._normed, rows.hidden)
         self._router.choose(self._normed, self._logits, self._chosen, self._weights)
-        self._experts.prefetch(self._layer, self._ids[0].tolist())
+        self._experts.prefetch(self._layer, self._ids[0, : self._half if sure else None].tolist())

@@ -29,13 +29,13 @@ class MixtureOfExperts:
         self.route(rows)
         look_ahead = self.look_ahead if rows.count == 1 and self._experts.reads_ahead() else None
         if look_ahead is not None:
-            look_ahead(rows)  # a guess, to be read while this layer's experts are computed
+            look_ahead(rows, sure=True)  # to be read while this layer's experts are computed
         chosen = rows.chosen[self._layer]
         for table, only in self._experts.handles(self._layer, chosen):
             ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
         if look_ahead is not None:
-            look_ahead(rows)  # a better one, to be read during the attention
+            look_ahead(rows, sure=False)  # a better guess, to be read during the attention
 
 
 class DenseFeedForward:
