@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import itertools
 import json
 import re
 import shlex
@@ -65,9 +66,6 @@ def ours(options: argparse.Namespace) -> Rates:
     for tokens in options.prompt_tokens:
         command += ["--prompt-tokens", str(tokens)]
     result = run(command, options.prefix)
-    if options.keep is not None:
-        with options.keep.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
     rates = {f"prefill {run['tokens']}": float(run["tokens_per_s"]["median"]) for run in result["prefill"]}
     rates[f"decode {options.new_tokens}"] = float(result["decode"][0]["tokens_per_s"]["median"])
     return rates
@@ -84,20 +82,32 @@ def llama(options: argparse.Namespace, python: Path, variant: str, vocabulary: i
     return rates
 
 
-def rows(options: argparse.Namespace, our_runs: list[Rates], their_runs: dict[str, list[Rates]]) -> Iterator[list[Any]]:
-    """A row of the CSV for each peer and metric."""
+def measure(options: argparse.Namespace, python: Path) -> Iterator[Rates]:
+    """Rounds; in each, metric by name of the engine in front: "colibri decode 64", "repacked decode 64"."""
+    vocabulary = model_config(open_checkpoint(options.model)).vocab_size
+    for number in range(options.rounds):
+        engines = {"colibri": ours(options)}
+        for variant in options.variants:
+            engines[variant] = llama(options, python, variant, vocabulary)
+        rates = {f"{engine} {metric}": value for engine, found in engines.items() for metric, value in found.items()}
+        print(f"round {number + 1}: {json.dumps(rates)}", flush=True)
+        yield rates
+
+
+def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]]:
+    """A row of the CSV for each peer and metric, over the rounds that have both."""
     checkpoint = open_checkpoint(options.model)
     model = describe_model(checkpoint, model_config(checkpoint))
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     what = [datetime.date.today().isoformat(), commit, "peers.py", model["name"], model["quantization"]]
-    for variant, runs in their_runs.items():
-        for metric in our_runs[0]:
-            mine, theirs = [run[metric] for run in our_runs], [run[metric] for run in runs]
-            ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-            medians = [statistics.median(values) for values in (mine, theirs, ratios)]
-            text = [f"{value:.4g}" for value in (*medians, min(ratios), max(ratios))]
-            yield [*what, options.threads, metric, text[0], f"llama.cpp {variant}", *text[1:], len(ratios)]
+    metrics = [f"prefill {tokens}" for tokens in options.prompt_tokens] + [f"decode {options.new_tokens}"]
+    for variant, metric in itertools.product(options.variants, metrics):
+        pairs = [(run[f"colibri {metric}"], run[f"{variant} {metric}"]) for run in rounds if f"{variant} {metric}" in run]
+        mine, theirs, ratios = zip(*((ours, peer, ours / peer) for ours, peer in pairs), strict=True)
+        medians = [statistics.median(values) for values in (mine, theirs, ratios)]
+        text = [f"{value:.4g}" for value in (*medians, min(ratios), max(ratios))]
+        yield [*what, options.threads, metric, text[0], f"llama.cpp {variant}", *text[1:], len(ratios)]
 
 
 def append(path: Path, table: list[list[Any]]) -> None:
@@ -123,7 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=ops.threads())
     parser.add_argument("--variants", nargs="+", choices=("repacked", "mapped"), default=["repacked", "mapped"])
     parser.add_argument("--prefix", type=shlex.split, default=[], help="words before each command, as 'taskset -c 0,1'")
-    parser.add_argument("--keep", type=Path, help="append the objects of our bench to this file, a line each")
+    parser.add_argument("--runs", type=Path, help="keep every round here, and count those of earlier calls, too")
     parser.add_argument("--no-csv", action="store_true", help="print only")
     return parser.parse_args()
 
@@ -132,16 +142,13 @@ def main() -> None:
     """Measure, print, append."""
     options = arguments()
     python = environment(options.environment)
-    vocabulary = model_config(open_checkpoint(options.model)).vocab_size
-    our_runs: list[Rates] = []
-    their_runs: dict[str, list[Rates]] = {variant: [] for variant in options.variants}
-    for number in range(options.rounds):
-        our_runs.append(ours(options))
-        print(f"round {number + 1}: colibri {our_runs[-1]}", flush=True)
-        for variant, runs in their_runs.items():
-            runs.append(llama(options, python, variant, vocabulary))
-            print(f"round {number + 1}: llama.cpp {variant} {runs[-1]}", flush=True)
-    table = list(rows(options, our_runs, their_runs))
+    rounds = [json.loads(line) for line in options.runs.open()] if options.runs and options.runs.exists() else []
+    for rates in measure(options, python):
+        rounds.append(rates)
+        if options.runs is not None:
+            with options.runs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rates) + "\n")
+    table = list(rows(options, rounds))
     for row in table:
         print("  ".join(map(str, row[3:])))
     if not options.no_csv:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 import colibri
 from colibri.config import Precision
-from colibri.engine.perplexity import negative_log_likelihood
-from colibri.text.gguf_export import tokenizer_metadata
+from colibri.conversion.convert import Options, convert
+from colibri.conversion.tokenizer_export import tokenizer_metadata
+from colibri.observe.perplexity import negative_log_likelihood
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.convert import Options, convert
 
 Floats = NDArray[np.float32]
 

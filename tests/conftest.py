@@ -1,8 +1,14 @@
-"""For every test: the user's cache directory is left alone."""
+"""For every test: the user's cache directory is left alone. Fixtures that several folders use."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures" / "text"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -10,3 +16,10 @@ def _own_cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What runs learn about routing goes to a temporary directory."""
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def sentencepiece() -> dict[str, Any]:
+    """A model trained with the `sentencepiece` package, and what that package makes of some texts."""
+    value: dict[str, Any] = json.loads((FIXTURES / "sentencepiece.json").read_text(encoding="utf-8"))
+    return value

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colibri.conversion.convert import Options, convert
 from colibri.engine.model import Model
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.convert import Options, convert
 
 from .conftest import GOLDEN, NAMES, golden_of
 

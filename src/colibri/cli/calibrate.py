@@ -10,9 +10,9 @@ import colibri
 from colibri.cli.options import load_options
 from colibri.cli.progress import Progress
 from colibri.config import Precision
-from colibri.engine.calibration import WINDOW, calibrate, write_imatrix
+from colibri.conversion.calibration import WINDOW, calibrate, write_imatrix
+from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
 from colibri.errors import FileError
-from colibri.weights.imatrix import FEW_TOKENS, read_imatrix
 
 
 @click.command("calibrate")

@@ -12,12 +12,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import Size
 from colibri.cli.output import size
+from colibri.conversion.convert import Options, Report, convert
+from colibri.conversion.dequantize import READABLE
+from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
+from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.errors import ArgumentError
-from colibri.text.gguf_export import tokenizer_metadata
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
-from colibri.weights.convert import Options, Report, convert
-from colibri.weights.dequantize import READABLE
-from colibri.weights.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
 from colibri.weights.quantize import MIXES
 
 

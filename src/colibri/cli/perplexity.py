@@ -12,8 +12,8 @@ from colibri.cli.options import load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
 from colibri.config import Precision
-from colibri.engine.perplexity import WINDOW, perplexity
 from colibri.errors import FileError
+from colibri.observe.perplexity import WINDOW, perplexity
 
 
 @click.command("perplexity")

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from colibri.cli.options import model_option
 from colibri.cli.output import print_json, size
+from colibri.conversion.verify import Verification, verify
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
 from colibri.text.tokenizer import load_tokenizer
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
-from colibri.weights.verify import Verification, verify
 
 _TEXTS = (
     "Hello world, it's 12:34!\n\tdef f(x): return x**2  # naïve\n",

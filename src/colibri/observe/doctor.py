@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from colibri import ops
 from colibri.config import LoadOptions
+from colibri.conversion.plan import CHECKSUMS
 from colibri.engine.loading import plan_model
 from colibri.engine.model import model_path
 from colibri.errors import ColibriError
@@ -19,7 +20,6 @@ from colibri.experts.plan import Plan, readable
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.summary import summarize
 from colibri.text.tokenizer import load_tokenizer
-from colibri.weights.conversion_plan import CHECKSUMS
 
 MEASURE_SECONDS = 1.0
 SLOW_DISK = 0.5e9  # bytes a second; a model that does not fit reads experts for every token

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from expert_files import CHOSEN, LAYERS, expert_specs, write_file
 
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore, Layout
 from colibri.weights.gguf import read_gguf
-
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests, in every import mode
-from expert_files import CHOSEN, LAYERS, expert_specs, write_file
 
 
 @pytest.fixture

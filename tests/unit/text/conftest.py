@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from tokenizer_samples import QWEN2, byte_level_metadata, train_byte_level
-
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "text"
+from tokenizers import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -28,13 +20,6 @@ def qwen() -> Tokenizer:
 def qwen_metadata(qwen: Tokenizer) -> dict[str, Any]:
     """Its GGUF metadata, free to change."""
     return byte_level_metadata(qwen)
-
-
-@pytest.fixture(scope="session")
-def sentencepiece() -> dict[str, Any]:
-    """A model trained with the `sentencepiece` package, and what that package makes of some texts."""
-    value: dict[str, Any] = json.loads((FIXTURES / "sentencepiece.json").read_text(encoding="utf-8"))
-    return value
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from checkpoint_files import directory_config, directory_tensors, write_directory
 from torch_files import Storage, Tensor, save, write_zip
 
+from colibri.conversion.convert import Options, convert
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.convert import Options, convert
 from colibri.weights.torch_file import read_file
 
 RNG = np.random.default_rng(5)

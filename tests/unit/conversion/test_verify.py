@@ -9,11 +9,11 @@ import pytest
 from checkpoint_files import directory_tensors, write_directory, write_model, write_safetensors
 
 from colibri import ops
+from colibri.conversion.convert import Options, convert
+from colibri.conversion.verify import bad_blocks, verify
 from colibri.errors import FileError
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.convert import Options, convert
 from colibri.weights.quantize import MIXES
-from colibri.weights.verify import bad_blocks, verify
 
 
 def converted(tmp_path: Path, quantization: str = "q8_0", **options: int) -> Path:

@@ -23,15 +23,15 @@ from checkpoint_files import (
     write_safetensors,
 )  # fmt: skip
 
+from colibri.conversion import convert as conversion
+from colibri.conversion.convert import Options, convert
+from colibri.conversion.dequantize import READABLE
+from colibri.conversion.imatrix import read_imatrix
+from colibri.conversion.plan import CHECKSUMS, plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.ops import reference
-from colibri.weights import convert as conversion
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.conversion_plan import CHECKSUMS, plan_outputs
-from colibri.weights.convert import Options, convert
-from colibri.weights.dequantize import READABLE
 from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
-from colibri.weights.imatrix import read_imatrix
 from colibri.weights.quantize import MIXES, Context, mix, more_bits, tensor_type
 
 

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri import ops
+from colibri.conversion.dequantize import dequantize
+from colibri.conversion.imatrix import ImportanceMatrix
+from colibri.conversion.plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
 from colibri.errors import FileError, FormatError
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.conversion_plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
-from colibri.weights.dequantize import dequantize
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import GGUFWriter
-from colibri.weights.imatrix import ImportanceMatrix
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import mix as find_mix
 from colibri.weights.quantize import quantize_rows

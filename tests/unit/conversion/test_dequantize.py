@@ -6,9 +6,9 @@ import gguf
 import numpy as np
 import pytest
 
+from colibri.conversion.dequantize import READABLE, dequantize
 from colibri.ops import reference
 from colibri.weights.block_types import BY_NAME
-from colibri.weights.dequantize import READABLE, dequantize
 
 HALVES = {
     "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),

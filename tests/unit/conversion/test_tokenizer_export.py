@@ -10,9 +10,9 @@ import pytest
 from tokenizer_samples import DEEPSEEK_V3, GPT4O, LLAMA3, QWEN2, TEXTS, random_texts, train_byte_level
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.errors import FileError, UnsupportedError
 from colibri.text import load_tokenizer
-from colibri.text.gguf_export import tokenizer_metadata
 from colibri.text.gguf_tokenizer import TokenType, merges_from_scores
 
 CONFIG = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": "{{ messages }}"}

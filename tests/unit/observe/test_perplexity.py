@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri.engine.perplexity import negative_log_likelihood, perplexity, summarize
 from colibri.errors import ArgumentError
+from colibri.observe.perplexity import negative_log_likelihood, perplexity, summarize
 
 VOCABULARY = 11
 

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from colibri.conversion.plan import CHECKSUMS, is_merged_experts
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.conversion_plan import CHECKSUMS, is_merged_experts
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
 from colibri.weights.tensor_info import TensorInfo

@@ -1,6 +1,0 @@
-"""Lets the tests of this directory import the helpers beside them."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
