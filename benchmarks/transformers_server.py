@@ -7,9 +7,16 @@ uvicorn. It speaks as much of /v1/completions as benchmarks/load.py needs: every
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
 import threading
 from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+sys.path.pop(0)  # transformers takes the scripts beside this one for packages that it looks for
 
 
 def main() -> None:
@@ -20,8 +27,6 @@ def main() -> None:
     options = parser.parse_args()
 
     import torch
-    import uvicorn
-    from fastapi import FastAPI, Request, Response
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(options.threads)
@@ -40,8 +45,6 @@ def main() -> None:
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        import asyncio
-
         body = await request.json()
         tokens = await asyncio.to_thread(generate, body["prompt"], body["max_tokens"], body["temperature"])
         chunk = {"choices": [{"text": "", "finish_reason": "length", "logprobs": {"tokens": tokens}}]}
