@@ -38,6 +38,8 @@ def command(
         loaded = colibri.load(model, ram=ram, threads=threads, context=context, precision=precision)
     with loaded:
         trace = TokenTrace(loaded, sys.stderr) if verbose else None
+        if verbose:
+            click.echo(loaded.plan.describe(), err=True)
         generation = loaded.generate(text, params)
         for note in (*loaded.notes, *generation.notes):
             click.echo(f"note: {note}", err=True)

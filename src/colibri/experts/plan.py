@@ -56,6 +56,17 @@ class Plan:
         room = self.room + max(0, self.needs.cache - cache_bytes)
         return _limits(room, self.totals, self.least)
 
+    def describe(self) -> str:
+        """One line: the budget and its parts."""
+        needs = self.needs
+        slots, total = sum(self.limits_beside(0).values()), sum(self.totals.values())
+        return (
+            f"memory: {readable(self.budget)}, of it process {readable(needs.process)}, dense weights "
+            f"{readable(needs.dense)}, key-value cache up to {readable(needs.cache)}, buffers "
+            f"{readable(needs.workspace + needs.staging)}, experts up to {readable(self.most_expert_bytes)} "
+            f"({slots} of {total} slots)"
+        )
+
     @property
     def most_expert_bytes(self) -> int:
         """What the slots take while the key-value cache is empty."""

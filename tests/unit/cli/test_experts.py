@@ -1,0 +1,73 @@
+"""`colibri plan`, `route` and `swap` from end to end on golden checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri.cli import EXIT_ERROR, main
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model file of its own, so that its overlay folder is, too."""
+    return Path(shutil.copy(GOLDEN / "qwen3_moe-quantized" / "model.gguf", tmp_path / "m.gguf"))
+
+
+def test_plan(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", str(model), "--ram", "1G", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert plan["budget_bytes"] == 1 << 30
+    assert sum(plan["parts"].values()) < plan["budget_bytes"]
+    assert plan["expected"][0]["tokens_per_s"] > 0
+    assert main(["plan", "-m", str(model)]) == 0
+    assert "key-value cache" in capsys.readouterr().out
+
+
+def test_plan_below_the_floor(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", str(model), "--ram", "5M"]) == EXIT_ERROR
+    assert "use --ram" in capsys.readouterr().err
+
+
+def test_route_replays_a_kept_trace(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.npy"
+    np.save(
+        trace, np.random.default_rng(0).permuted(np.tile(np.arange(3, dtype=np.int16), (50, 2, 1)), axis=2)[..., :2]
+    )
+    assert main(["route", "-m", str(model), "--trace", str(trace), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens"] == 50
+    assert np.sum(result["counts"]) == 200
+    assert main(["route", "-m", str(model), "--trace", str(trace), "--replay"]) == 0
+    assert "belady" in capsys.readouterr().out
+
+
+def test_route_refuses_what_is_no_trace(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "t.npy", np.zeros((4, 9, 9), np.int16))
+    assert main(["route", "-m", str(model), "--trace", str(tmp_path / "t.npy")]) == EXIT_ERROR
+    assert main(["route", "-m", str(model), "--trace", str(model)]) == EXIT_ERROR
+    assert main(["route", "-m", str(model)]) == EXIT_ERROR
+    assert "--prompt or a --trace" in capsys.readouterr().err
+
+
+def test_swap(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported = str(tmp_path / "zero.gguf")
+    assert main(["swap", "-m", str(model), "-e", "0", "--export", exported]) == 0
+    assert main(["swap", "-m", str(model), "-e", "1", exported]) == 0
+    assert (tmp_path / "m.gguf.experts" / "expert-1.gguf").exists()
+    capsys.readouterr()
+    assert main(["swap", "-m", str(model)]) == 0
+    assert "expert-1.gguf" in capsys.readouterr().out
+    assert main(["swap", "-m", str(model), "-e", "1", "--revert"]) == 0
+    assert main(["swap", "-m", str(model), "-e", "1", "--revert"]) == 0
+    assert "was not replaced" in capsys.readouterr().out
+    assert main(["swap", "-m", str(model), "-e", "1", str(model)]) == EXIT_ERROR
+    assert main(["swap", "-m", str(model), "-e", "99", exported]) == EXIT_ERROR
+    assert main(["swap", "-m", str(model), exported]) == EXIT_ERROR
