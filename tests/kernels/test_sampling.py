@@ -37,7 +37,7 @@ def test_values_and_sums(n: int, temperature: float) -> None:
     x = (np.random.default_rng(n).standard_normal(n) * 5).astype(np.float32)
     high = float(x.max())
     found, expected = run(x, high, temperature), reference.exponentials(x, high, temperature)
-    np.testing.assert_allclose(found[0], expected[0], rtol=2e-6, atol=1e-44)
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-6, atol=2e-38)  # subnormal results are zero
     np.testing.assert_allclose(found[1], expected[1], rtol=3e-6)
     assert len(set(on_every_isa(x, high, temperature))) == 1
 
