@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_files import HIDDEN, WIDTH, model_metadata, model_tensors, write_model
 
 from colibri.config import SamplingParams
 from colibri.engine.model import Model
+from colibri.experts.stats import NO_EXPERT
 from colibri.experts.swap import export_expert
+from colibri.weights.gguf_writer import TensorSpec
 
 from .conftest import GOLDEN, golden_of
 
@@ -35,6 +38,22 @@ class Always:
 
 def tokens(model: Model, prompt: list[int]) -> list[tuple[int, float]]:
     return [(token.id, token.logprob) for token in model.generate(prompt, GREEDY)]
+
+
+def test_a_dense_layer_at_the_end(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    specs = [
+        spec for spec in model_tensors() if not spec.name.startswith(("blk.1.ffn_g", "blk.1.ffn_u", "blk.1.ffn_d"))
+    ]
+    for name, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
+        specs.append(TensorSpec(f"blk.1.ffn_{name}.weight", "F32", shape))
+    write_model(path, model_metadata("llama"), specs)
+    model = load(path)
+    assert model.infer([1, 2, 3]).shape == (3, model.config.vocab_size)
+    trace = model.routing.trace()  # (tokens, layers, k)
+    assert trace.shape == (3, 2, 2)
+    assert (trace[:, 0] != NO_EXPERT).all()
+    assert (trace[:, 1] == NO_EXPERT).all()
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -25,7 +25,8 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
 
     Running engines take it up at their next token. Without options, list what is replaced.
     """
-    store = ExpertStore(open_checkpoint(model_path(model)))
+    checkpoint = open_checkpoint(model_path(model))
+    store = ExpertStore(checkpoint, checkpoint.layers)
     load_overlay(store)
     if expert is None:
         if file is not None or revert or export:

@@ -60,7 +60,7 @@ def plan_model(options: LoadOptions) -> tuple[Checkpoint, ModelConfig, ExpertSto
     checkpoint = open_checkpoint(model_path(options.path))
     config = model_config(checkpoint)
     context = _context(config, options.context)
-    store = ExpertStore(checkpoint)
+    store = ExpertStore(checkpoint, config.layers)
     cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
     workspace = Workspace(config, min(options.chunk, options.sequences * context))
     return checkpoint, config, store, _plan(config, options, store, DenseWeights(checkpoint), cache, workspace, context)
@@ -75,7 +75,7 @@ def open_model(options: LoadOptions) -> Model:
     config = model_config(checkpoint)
     context = _context(config, options.context)
     tokenizer = _tokenizer(checkpoint)
-    store = ExpertStore(checkpoint)
+    store = ExpertStore(checkpoint, config.layers)
     try:
         weights = DenseWeights(checkpoint)
         cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
@@ -138,5 +138,3 @@ def _plan(
     )  # fmt: skip
     budget = default_budget(machine) if options.ram is None else options.ram
     return make_plan(store, config.experts_per_token, needs, budget)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from colibri.weights.tensor_info import TensorInfo
 PROJECTIONS = ("gate", "up", "down")
 Layout = tuple[tuple[str, int, int], ...]
 """(type, rows, k) of gate, up and down: experts of one layout fit into each other's slots."""
+_ROUTED = re.compile(r"blk\.([0-9]+)\.ffn_down(?:_exps|\.[0-9]+)\.weight")
 
 
 class TensorSource(Protocol):
@@ -57,13 +59,15 @@ def slot_bytes(layout: Layout) -> int:
 class ExpertStore:
     """All routed experts of a checkpoint by (layer, expert).
 
-    Layers are numbered as in the checkpoint; a layer without routed experts (leading dense layers) has none here.
+    Layers are numbered as in the checkpoint; a layer without routed experts (a dense layer) has none here.
+    `layers` is how many the model has; what a file holds beyond them is left alone.
     Raises FormatError when a tensor is missing or the shapes of a layer contradict each other.
     """
 
-    def __init__(self, checkpoint: TensorSource) -> None:
+    def __init__(self, checkpoint: TensorSource, layers: int) -> None:
         self.path = checkpoint.path
-        self._layers = _find_layers(checkpoint.tensors)
+        self.layers = layers
+        self._layers = {layer: _experts_of(checkpoint.tensors, layer) for layer in _routed(checkpoint.tensors, layers)}
         if not self._layers:
             raise UnsupportedError(
                 "no routed experts (blk.N.ffn_gate_exps.weight) in this model; colibri runs MoE models"
@@ -71,7 +75,6 @@ class ExpertStore:
         self._biases = {layer: _find_biases(checkpoint.tensors, layer) for layer in self._layers}
         self._replaced: dict[tuple[int, int], Expert] = {}
         self.version = 0  # counts the replacements
-        self.layers = max(self._layers) + 1
         self.experts = max(len(experts) for experts in self._layers.values())
         first = next(iter(self._layers.values()))[0]
         self.intermediate, self.hidden = first.gate.shape
@@ -129,20 +132,10 @@ class ExpertStore:
         return sum(self.slot_bytes(layer) * self.count(layer) for layer in self._layers)
 
 
-def _find_layers(tensors: Mapping[str, TensorInfo]) -> dict[int, list[Expert]]:
-    layers = sorted(
-        {
-            int(name.split(".")[1])
-            for name in tensors
-            if name.startswith("blk.") and name.split(".")[2] in ("ffn_down_exps", "ffn_down") and _is_routed(name)
-        }
-    )
-    return {layer: _experts_of(tensors, layer) for layer in layers}
-
-
-def _is_routed(name: str) -> bool:
-    words = name.split(".")  # blk.0.ffn_down_exps.weight or blk.0.ffn_down.3.weight
-    return words[-1] == "weight" and (words[2] == "ffn_down_exps" or (len(words) == 5 and words[3].isdigit()))
+def _routed(tensors: Mapping[str, TensorInfo], layers: int) -> list[int]:
+    """The layers that have routed experts."""
+    found = {int(match[1]) for name in tensors if (match := _ROUTED.fullmatch(name))}
+    return sorted(layer for layer in found if layer < layers)
 
 
 def _experts_of(tensors: Mapping[str, TensorInfo], layer: int) -> list[Expert]:

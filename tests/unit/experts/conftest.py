@@ -23,7 +23,7 @@ def model_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(model_path: Path) -> ExpertStore:
     """Its experts."""
-    return ExpertStore(read_gguf(model_path))
+    return ExpertStore(read_gguf(model_path), LAYERS)
 
 
 @pytest.fixture

@@ -23,19 +23,23 @@ def test_merged(store: ExpertStore) -> None:
 
 
 def test_single_tensors_and_a_dense_layer(tmp_path: Path) -> None:
-    specs = [TensorSpec("blk.0.ffn_down.weight", "F32", (HIDDEN, INTERMEDIATE))]
-    for expert in range(3):
-        specs += expert_specs(1, None, f".{expert}")
-    specs = [spec for spec in specs if spec.type != "F32"]
-    store = ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)))
-    assert store.moe_layers() == (1,)
-    assert (store.count(0), store.count(1)) == (0, 3)
+    specs = [spec for expert in range(3) for spec in expert_specs(1, None, f".{expert}")]
+    store = ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), 3)
+    assert (store.layers, store.moe_layers()) == (3, (1,))
+    assert [store.count(layer) for layer in range(3)] == [0, 3, 0]
     assert not store.has(0)
+
+
+def test_layers_that_the_model_does_not_have(tmp_path: Path) -> None:
+    odd = [TensorSpec(name, "Q4_0", (32, 32)) for name in ("blk", "blk.1", "blk.x.ffn_down_exps.weight")]
+    specs = [*expert_specs(0), *expert_specs(1), *expert_specs(2)[:1], *odd]
+    store = ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), 1)
+    assert (store.layers, store.moe_layers()) == (1, (0,))
 
 
 def refused(tmp_path: Path, specs: list[TensorSpec], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)))
+        ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), LAYERS)
 
 
 def test_no_experts(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_thousand_swaps_under_load(make_residency: Make, store: ExpertStore, t
     for path in versions:
         swap_expert(store, 5, path)
         store.replace(5, None)
-        other = ExpertStore(read_gguf(store.path))
+        other = ExpertStore(read_gguf(store.path), LAYERS)
         other.replace(5, _experts(store, path))
         expected.append([plain(other, layer, 5) for layer in range(LAYERS)])
     done = threading.Event()
