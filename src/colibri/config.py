@@ -22,6 +22,7 @@ RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 128
+MAX_THREADS = 256  # of the native pool
 
 
 def _refuse(name: str, found: Any, expected: str) -> None:
@@ -73,7 +74,7 @@ class LoadOptions:
         if self.ram is not None:
             check_integer("ram", self.ram, 1)
         if self.threads is not None:
-            check_integer("threads", self.threads, 1, 1024)
+            check_integer("threads", self.threads, 1, MAX_THREADS)
         if self.context is not None:
             check_integer("context", self.context, 1, 1 << 24)
         check_choice("precision", self.precision, ("fast", "exact"))

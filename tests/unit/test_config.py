@@ -31,8 +31,8 @@ def test_sampling(field: str, value: Any, expected: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("ram", 0), ("threads", 0), ("threads", 1.0), ("context", 0), ("precision", "exakt"), ("sequences", 0),
-    ("chunk", 0),
+    ("ram", 0), ("threads", 0), ("threads", 1.0), ("threads", 257), ("context", 0), ("precision", "exakt"),
+    ("sequences", 0), ("chunk", 0),
 ])  # fmt: skip
 def test_load_options(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"{field}: found"):

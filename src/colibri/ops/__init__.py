@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from colibri.config import MAX_THREADS
 from colibri.errors import ArgumentError, UnsupportedError
 
 from . import _native
@@ -103,11 +104,11 @@ def _configure() -> None:
             _native.use_isa(name)
         except ValueError as error:
             raise UnsupportedError(f"COLIBRI_ISA: {error}") from None
-    if count := os.environ.get("COLIBRI_THREADS"):
-        try:
-            set_threads(int(count))
-        except ValueError as error:
-            raise ArgumentError(f"COLIBRI_THREADS={count!r}: {error}") from None
+    if text := os.environ.get("COLIBRI_THREADS"):
+        count = int(text) if text.isdecimal() and len(text) < 10 else 0
+        if not 1 <= count <= MAX_THREADS:
+            raise ArgumentError(f"COLIBRI_THREADS: found {text!r:.40}, expected an integer within 1..{MAX_THREADS}")
+        set_threads(count)
 
 
 _configure()
