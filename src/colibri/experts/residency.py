@@ -86,15 +86,16 @@ class Residency:
         the next part is asked for. Raises FileError when one cannot be read; the residency stays usable.
         """
         here = self._here
+        rows, k = ids.shape
         if layer == self._first_layer:
-            self._begin_step(ids.shape[0])
+            self._begin_step(rows)
         with self._lock:
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
                 here.layer_leases[layer] += 1
-                self._counters.hits += ids.shape[1] if ids.shape[0] == 1 else len(self._chosen(layer, ids)[0])
+                self._counters.hits += k if rows == 1 else len(self._chosen(layer, ids)[0])
         if not complete:
-            yield from self._leased_parts(layer, *self._chosen(layer, ids), ids.shape[0])
+            yield from self._leased_parts(layer, *self._chosen(layer, ids), rows)
             return
         try:
             yield here.tables[layer], None
