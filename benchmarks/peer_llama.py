@@ -30,6 +30,12 @@ def server(model: str, threads: int, context: int, mapped: bool) -> Any:
     return xllamacpp.Server(parameters)
 
 
+def instruction_set() -> str:
+    """The widest that this build of llama.cpp uses; the wheel's is often not the widest that the processor has."""
+    built = xllamacpp.get_system_info()
+    return next((name for name in ("AVX512_VNNI", "AVX512", "AVX2", "NEON") if f"{name} = 1" in built), "none")
+
+
 def complete(llama: Any, tokens: int, new: int, random_ids: random.Random, vocabulary: int) -> dict[str, float]:
     """The timings of one completion."""
     request = {
@@ -45,7 +51,7 @@ def complete(llama: Any, tokens: int, new: int, random_ids: random.Random, vocab
 
 
 def main() -> None:
-    """Measure and print {"prefill": {"512": [tokens/s ...]}, "decode": [tokens/s ...]}."""
+    """Measure and print {"isa": ..., "prefill": {"512": [tokens/s ...]}, "decode": [tokens/s ...]}."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, required=True)
@@ -68,7 +74,7 @@ def main() -> None:
         1000 * options.new_tokens / complete(llama, 1, options.new_tokens + 1, ids, options.vocabulary)["predicted_ms"]
         for _ in range(options.repeat)
     ]
-    print(json.dumps({"prefill": prefill, "decode": decode}))
+    print(json.dumps({"isa": instruction_set(), "prefill": prefill, "decode": decode}))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
     python benchmarks/peers.py MODEL.gguf --environment /tmp/llama --rounds 3
 
 The environment is made if it is not there: a virtual environment with llama.cpp's build from the `xllamacpp` wheel,
-so that its libraries meet none of ours. Every round is one process of Colibri (`colibri bench --json`) and one of each
-variant of llama.cpp: "repacked", its default, which keeps a second copy of the weights, and "mapped". A ratio above 1
-means that Colibri is faster; min and max are those of the rounds. A row for each goes to results/<processor>.csv.
+so that its libraries meet none of ours. Wheels may be built for less than the processor has: what the peer uses is
+printed, and COLIBRI_ISA=avx2 makes ours use the same. Every round is one process of Colibri (`colibri bench --json`)
+and one of each variant of llama.cpp: "repacked", its default, which keeps a second copy of the weights, and "mapped".
+A ratio above 1 means that Colibri is faster; min and max are those of the rounds. A row for each goes to
+results/<processor>.csv.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from colibri.weights.checkpoint import open_checkpoint
 HERE = Path(__file__).resolve().parent
 WHEEL = "xllamacpp==2026.10.11549"
 COLUMNS = (
-    "date", "commit", "script", "model", "quantisation", "threads", "metric", "ours", "peer", "peer_value",
+    "date", "commit", "script", "model", "quantisation", "isa", "threads", "metric", "ours", "peer", "peer_value",
     "ratio_median", "ratio_min", "ratio_max", "rounds",
 )  # fmt: skip
 Rates = dict[str, float]  # metric -> tokens a second
@@ -77,6 +79,7 @@ def llama(options: argparse.Namespace, python: Path, variant: str, vocabulary: i
     command += ["--repeat", str(options.repeat), "--new-tokens", str(options.new_tokens)]
     command += ["--vocabulary", str(vocabulary), "--prompt-tokens", *map(str, options.prompt_tokens)]
     result = run(command + ["--mapped"] * (variant == "mapped"), options.prefix)
+    print(f"llama.cpp {variant}: built for {result['isa']}, ours uses {ops.isa()}", flush=True)
     rates = {f"prefill {tokens}": statistics.median(values) for tokens, values in result["prefill"].items()}
     rates[f"decode {options.new_tokens}"] = statistics.median(result["decode"])
     return rates
@@ -103,11 +106,12 @@ def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]
     what = [datetime.date.today().isoformat(), commit, "peers.py", model["name"], model["quantization"]]
     metrics = [f"prefill {tokens}" for tokens in options.prompt_tokens] + [f"decode {options.new_tokens}"]
     for variant, metric in itertools.product(options.variants, metrics):
-        pairs = [(run[f"colibri {metric}"], run[f"{variant} {metric}"]) for run in rounds if f"{variant} {metric}" in run]
+        both = [run for run in rounds if f"{variant} {metric}" in run]
+        pairs = [(run[f"colibri {metric}"], run[f"{variant} {metric}"]) for run in both]
         mine, theirs, ratios = zip(*((ours, peer, ours / peer) for ours, peer in pairs), strict=True)
         medians = [statistics.median(values) for values in (mine, theirs, ratios)]
         text = [f"{value:.4g}" for value in (*medians, min(ratios), max(ratios))]
-        yield [*what, options.threads, metric, text[0], f"llama.cpp {variant}", *text[1:], len(ratios)]
+        yield [*what, ops.isa(), options.threads, metric, text[0], f"llama.cpp {variant}", *text[1:], len(ratios)]
 
 
 def append(path: Path, table: list[list[Any]]) -> None:
