@@ -73,4 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         sys.stdout = None
         return EXIT_ERROR
+    except OSError as error:  # such as a full disk behind our output
+        sys.stdout = None
+        click.echo(f"colibri: {error}", err=True)
+        return EXIT_ERROR
     return result if isinstance(result, int) else 0

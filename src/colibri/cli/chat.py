@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -67,7 +67,10 @@ def lines() -> Iterator[str]:
     """What the user types, with the terminal's editing and history; ends with the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (its import is what makes input() edit)
-    prompt = "> " if sys.stdin.isatty() else ""
+    stdin: TextIO | None = sys.stdin
+    if stdin is None:  # closed
+        return
+    prompt = "> " if stdin.isatty() else ""
     while True:
         try:
             line = input(prompt)
@@ -196,7 +199,6 @@ class Conversation:
                 for token in generation:
                     progress.end()
                     click.echo(token.text, nl=False)
-                    sys.stdout.flush()
         except KeyboardInterrupt:
             generation.close()
         click.echo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.table import Table
 import colibri
 from colibri.cli.options import load_options
 from colibri.cli.output import print_json
+from colibri.cli.standard_input import read_text
 from colibri.config import Precision
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
@@ -57,7 +57,7 @@ def command(
 
 
 def _recorded(model: Model, prompt: str) -> Trace:
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_text(prompt)
     model.routing.trace_tokens = None
     model.infer(model.tokenizer.encode(text)[: model.context])
     return model.routing.trace()

@@ -12,6 +12,7 @@ import colibri
 from colibri.cli.options import TokenIds, load_options, sampling_options
 from colibri.cli.output import print_json, rate, size
 from colibri.cli.progress import Progress
+from colibri.cli.standard_input import read_text
 from colibri.config import Precision, SamplingParams
 from colibri.engine.generation import Generation
 from colibri.engine.model import Model
@@ -57,9 +58,7 @@ def _prompt(prompt: str | None, prompt_ids: list[int] | None) -> str | list[int]
     if prompt_ids is not None:
         return prompt_ids
     assert prompt is not None
-    if prompt != "-":
-        return prompt
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    return read_text(prompt)
 
 
 def _stream(generation: Generation, *, quiet: bool, trace: TokenTrace | None) -> bool:
@@ -72,7 +71,6 @@ def _stream(generation: Generation, *, quiet: bool, trace: TokenTrace | None) ->
                 progress.end()
                 if not quiet:
                     click.echo(token.text, nl=False)
-                    sys.stdout.flush()
                 if trace is not None:
                     trace.token(token)
     except KeyboardInterrupt:

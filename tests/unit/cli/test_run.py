@@ -1,0 +1,70 @@
+"""`colibri run` from end to end: where its prompt comes from and where its text goes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+TEXT = GOLDEN / "qwen3_moe-gqa-f32"  # the one with a tokenizer
+RUN = ["run", "-m", str(TEXT), "--max-tokens", "4", "--temperature", "0"]
+
+
+def colibri(arguments: list[str], redirections: str = "", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """The command as a shell starts it."""
+    shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "colibri.cli", *arguments]
+    return subprocess.run(shell, capture_output=True, timeout=120, check=False, **options)
+
+
+def test_json() -> None:
+    done = colibri([*RUN, "--prompt", "the one", "--json"])
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {key: set(value) for key, value in report.items() if isinstance(value, dict)} == {
+        "model": {
+            "name", "architecture", "layers", "experts", "experts_per_token", "parameters", "quantization",
+        },
+        "timings": {"load_s", "first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s"},
+        "memory": {"rss_bytes", "peak_rss_bytes", "budget_bytes", "expert_bytes_resident", "expert_bytes_read"},
+        "routing": {"experts_touched", "experts_total", "hits", "misses", "prefetched", "prefetch_used"},
+    }  # fmt: skip
+    assert report["finish_reason"] == "length"
+    assert len(report["tokens"]) == 4
+    assert report["prompt_tokens"]
+    assert report["text"].encode() in colibri([*RUN, "--prompt", "the one"]).stdout
+    assert report["memory"]["rss_bytes"] <= report["memory"]["peak_rss_bytes"]
+
+
+@pytest.mark.parametrize("command", [RUN, ["route", "-m", str(TEXT)]])
+def test_a_prompt_from_standard_input_may_hold_any_bytes(command: list[str]) -> None:
+    done = colibri([*command, "--prompt", "-"], input=b"the \xff\xfe one\0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_standard_input_is_closed() -> None:
+    done = colibri([*RUN, "--prompt", "-"], "<&-")
+    assert done.returncode == 2
+    assert b"standard input, which is closed" in done.stderr
+    assert colibri(["chat", "-m", str(TEXT)], "<&-").returncode == 0
+
+
+def test_nobody_reads_the_text() -> None:
+    for arguments in ([*RUN, "--prompt", "the one"], [*RUN, "--prompt", "the one", "--json"]):
+        assert colibri(arguments, ">&-").returncode == 0
+        done = colibri(arguments, "| true")
+        assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize("arguments", [[*RUN, "--prompt", "x"], [*RUN, "--prompt", "x", "--json"], ["inspect"]])
+def test_the_disk_is_full(arguments: list[str]) -> None:
+    done = colibri(arguments, ">/dev/full")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == "colibri: [Errno 28] No space left on device"
+    assert b"Traceback" not in done.stderr
