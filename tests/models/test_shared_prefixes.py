@@ -60,3 +60,12 @@ def test_a_dropped_prompt_leaves_what_it_has_computed(load: Load, prompts: list[
     generation.close()
     assert model.engine.cache.free_blocks == model.engine.cache.blocks
     assert generated(model, prompts[0])[1] == 192
+
+
+def test_a_replaced_expert_makes_all_of_it_worthless(load: Load, prompts: list[list[int]]) -> None:
+    model = load(LONG, context=512, sequences=2, share_prefixes=True)
+    generated(model, prompts[0])
+    assert generated(model, prompts[0])[1] == 339
+    model.experts.store.replace(0, None)
+    assert generated(model, prompts[0])[1] == 0
+    assert generated(model, prompts[0])[1] == 339
