@@ -57,7 +57,7 @@ VEC void columns_q256(int T, bytes_function *bytes, int values_a_scale, float (*
     vf sum[MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero();
     if (bytes == bytes_panel)
-        for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
+        VEC_ROLL for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
     else /* where a group's bits are has to be a constant */
         VEC_UNROLL for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
     if (values_a_scale == 32) { /* the formats with minima */

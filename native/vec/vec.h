@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define VEC static inline __attribute__((always_inline))
+#define VEC_ROLL _Pragma("GCC unroll 1") /* of loops that would need more registers when they are unrolled */
 
 /* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums
  * that stay in registers beside what they are made from. */
