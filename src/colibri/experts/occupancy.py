@@ -33,7 +33,7 @@ class Occupancy:
         self.present = bytearray(keys)
         self.absent = [store.count(layer) for layer in range(store.layers)]
         self.leases: dict[int, int] = {}  # key -> how many parts use it now
-        self.layer_leases = [0] * store.layers
+        self.layer_leases: list[list[None]] = [[] for _ in range(store.layers)]  # append and pop need no lock
         self.bounded = limits is not None
         self.evicted = 0
         self.read_ahead: set[int] = set()  # not to be given up for another one read ahead
@@ -125,8 +125,8 @@ class Occupancy:
         _spare(values, self.leases)
         if than is not None:
             _spare(values, self.read_ahead)
-        for layer, count in enumerate(self.layer_leases):
-            if count:
+        for layer, leases in enumerate(self.layer_leases):
+            if leases:
                 values[layer * self._experts : (layer + 1) * self._experts] = np.inf
         victim = int(np.argmin(values))
         if values[victim] == np.inf or (than is not None and values[victim] >= worth[than]):

@@ -92,7 +92,7 @@ class Residency:
         with self._lock:
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
-                here.layer_leases[layer] += 1
+                here.layer_leases[layer].append(None)
                 self._counters.hits += k if rows == 1 else len(self._chosen(layer, ids)[0])
         if not complete:
             yield from self._leased_parts(layer, *self._chosen(layer, ids), rows)
@@ -100,9 +100,9 @@ class Residency:
         try:
             yield here.tables[layer], None
         finally:
-            with self._lock:
-                here.layer_leases[layer] -= 1
-                if here.bounded:  # limits came while the part was out
+            here.layer_leases[layer].pop()
+            if here.bounded:  # limits came while the part was out
+                with self._lock:
                     here.trim()
 
     def _leased_parts(self, layer: int, chosen: list[int], uses: Uses | None, rows: int) -> Iterator[Part]:
