@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from colibri import ops
-from colibri.errors import ColibriError
+from colibri.errors import ColibriError, MemoryBudgetError
 from colibri.experts.reading import ExpertReader
 from colibri.experts.slots import Slot
 from colibri.experts.store import Expert
@@ -57,17 +57,25 @@ class Loader:
 
     def submit(self, key: int, slot: Slot, expert: Expert, urgent: bool) -> Job:
         """Queue one expert."""
+        if len(self._threads) < self._limit:
+            self._start_reader()
         pieces: deque[Piece] = deque()
         for tensor, info in zip(slot.tensors, expert.parts, strict=True):
             pieces.extend((tensor, info, first, count) for first, count in self._reader.pieces(info))
         job = Job(key, slot, expert, pieces, urgent)
         (self._urgent if urgent else self._idle).append(job)
-        if len(self._threads) < self._limit:
-            thread = threading.Thread(target=self._serve, name=f"expert-reader-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
         self._work.notify(min(len(pieces), self._limit))
         return job
+
+    def _start_reader(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"expert-reader-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more: those that are there do
+            if not self._threads:
+                raise MemoryBudgetError(f"the system refused a thread to read experts with: {error}") from error
+            return
+        self._threads.append(thread)
 
     def hurry(self, job: Job) -> None:
         """Read a job that was not urgent before all others: somebody waits for it."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, faulty_reader, ids_of, run_step
 
-from colibri.errors import FileError
+from colibri.errors import FileError, MemoryBudgetError
 from colibri.experts.residency import Residency
 
 Make = Callable[..., Residency]
@@ -24,6 +24,21 @@ def test_first_step_reads_only_what_is_routed_to(make_residency: Make) -> None:
     assert residency.counters.misses == 4
     assert sum(residency.live_slots.values()) == 4
     assert residency.counters.bytes_read == 4 * residency.store.expert(0, 0).nbytes
+
+
+def test_threads_that_the_system_refuses(make_residency: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def refuse_the_second(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
+    run_step(make_residency(), 0, [[1, 5, 9, 2]])
+    with pytest.raises(MemoryBudgetError, match="refused a thread"):
+        run_step(make_residency(), 0, [[1, 5, 9, 2]])
 
 
 def test_resident_experts_come_in_one_part(make_residency: Make) -> None:
