@@ -152,8 +152,9 @@ class Service:
     def cancel(self, tickets: Sequence[Ticket]) -> None:
         """Nobody waits for these any more."""
         left = [ticket for ticket in tickets if not ticket.done]
-        for ticket in left:
+        for ticket in tickets:  # those that were lost with their engine have a clock, too
             self._clocks.pop(ticket.request, None)
+        for ticket in left:
             self.supervisor.cancel(ticket)
         if left:
             self.metrics.cancelled.inc()
