@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except ColibriError as error:
-        click.echo(f"colibri: {error}", err=True)
+        click.echo(f"colibri: {_shown(str(error))}", err=True)
         return EXIT_ERROR
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         sys.stdout = None
@@ -78,3 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"colibri: {error}", err=True)
         return EXIT_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _shown(text: str) -> str:
+    """A message may quote names out of a file: nothing of them reaches the terminal as a command."""
+    return "".join(char if char.isprintable() or char == "\n" else f"\\u{ord(char):04x}" for char in text)

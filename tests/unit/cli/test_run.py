@@ -68,3 +68,10 @@ def test_the_disk_is_full(arguments: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.decode().splitlines()[-1] == "colibri: [Errno 28] No space left on device"
     assert b"Traceback" not in done.stderr
+
+
+def test_names_in_messages_are_shown_not_obeyed(tmp_path: Path) -> None:
+    done = colibri(["run", "-m", str(tmp_path / "\x1b[2Jred\udcff"), "--prompt", "x"])
+    assert done.returncode == 1
+    assert b"\\u001b[2Jred\\udcff: no such file" in done.stderr
+    assert b"\x1b" not in done.stderr
