@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("colibri", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("colibri")
 
 FIXTURES = Path(__file__).parent / "fixtures" / "text"
 
