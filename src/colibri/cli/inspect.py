@@ -7,15 +7,17 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from colibri.cli.options import model_option
 from colibri.cli.output import count, print_json, size
 from colibri.config import ModelConfig
+from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
 from colibri.observe.summary import Summary, describe_model, summarize
-from colibri.text.tokenizer import Tokenizer, load_tokenizer
+from colibri.text.tokenizer import Tokenizer
 from colibri.weights.checkpoint import open_checkpoint
 
 
@@ -27,19 +29,19 @@ def command(model: Path | None, as_json: bool) -> None:
     checkpoint = open_checkpoint(model_path(model))
     config = model_config(checkpoint)
     summary = summarize(checkpoint, config)
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source, file=checkpoint.path)
+    tokenizer = tokenizer_of(checkpoint)
     if as_json:
         print_json(
             {
                 "model": describe_model(checkpoint, config),
                 "config": _config_fields(config),
                 "sizes": summary.as_dict(),
-                "tokenizer": _tokenizer_fields(tokenizer),
+                "tokenizer": None if tokenizer is None else _tokenizer_fields(tokenizer),
             }
         )
     else:
         Console(highlight=False).print(_table(config, summary, tokenizer))
-        for note in tokenizer.notes:
+        for note in () if tokenizer is None else tokenizer.notes:
             click.echo(f"note: {note}", err=True)
 
 
@@ -61,10 +63,17 @@ def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer) -> Table:
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, str]:
+    ends = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in sorted(tokenizer.eos_ids))
+    return {
+        "vocabulary": f"{tokenizer.vocab_size} tokens, ends with {ends or 'nothing'}",
+        "chat template": "yes" if tokenizer.chat_template else "no",
+    }
+
+
+def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer | None) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     low, high = summary.expert_bytes
-    ends = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in sorted(tokenizer.eos_ids))
     rows = {
         "model": config.name,
         "architecture": f"{config.architecture}, {config.layers} layers, hidden size {config.hidden_size}",
@@ -76,9 +85,8 @@ def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer) -> Table
         "dense part": size(summary.dense_bytes),
         "an expert": size(low) if low == high else f"{size(low)} to {size(high)}",
         "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
-        "vocabulary": f"{tokenizer.vocab_size} tokens, ends with {ends or 'nothing'}",
-        "chat template": "yes" if tokenizer.chat_template else "no",
     }
+    rows |= {"vocabulary": f"{config.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
     for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(f"[bold]{name}[/bold]", escape(value))  # names and tokens may look like markup: [/INST]
     return table

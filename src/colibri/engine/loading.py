@@ -74,7 +74,7 @@ def open_model(options: LoadOptions) -> Model:
     checkpoint = open_checkpoint(model_path(options.path))
     config = model_config(checkpoint)
     context = _context(config, options.context)
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = tokenizer_of(checkpoint)
     store = ExpertStore(checkpoint, config.layers)
     try:
         weights = DenseWeights(checkpoint)
@@ -108,7 +108,7 @@ def _context(config: ModelConfig, asked: int | None) -> int:
     return asked
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer; None when it brings none, as models made for measuring do not."""
     source = checkpoint.tokenizer_source
     there = source.exists() if isinstance(source, Path) else "tokenizer.ggml.model" in source
