@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -59,7 +60,9 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; bad input becomes one line on stderr and a nonzero exit status."""
     try:
-        result = group.main(args=arguments, prog_name="colibri", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # shown as notes by the commands that go on
+            result = group.main(args=arguments, prog_name="colibri", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.Abort:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_files import VOCABULARY, model_metadata, write_model
+
+from colibri.weights.gguf_writer import Value
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = GOLDEN / "qwen3_moe-gqa-f32"  # the one with a tokenizer
@@ -75,3 +78,17 @@ def test_names_in_messages_are_shown_not_obeyed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert b"\\u001b[2Jred\\udcff: no such file" in done.stderr
     assert b"\x1b" not in done.stderr
+
+
+def test_a_doubt_is_a_note_and_no_warning(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    tokenizer = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.merges": Value("string", ["a b"]),
+        "tokenizer.ggml.tokens": Value("string", ["a", "b", "ab", *(f"t{n}" for n in range(3, VOCABULARY))]),
+    }
+    write_model(path, model_metadata("llama") | tokenizer)
+    done = colibri(["run", "-m", str(path), "--prompt", "ab", "--max-tokens", "1"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"tokenizer.ggml.pre is missing") == 1
+    assert f"note: {path}: tokenizer.ggml.pre is missing".encode() in done.stderr
