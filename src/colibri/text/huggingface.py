@@ -72,12 +72,12 @@ class Directory:
         """Begin and end tokens from tokenizer_config.json, generation_config.json and config.json."""
         bos, eos = self._named(backend, "bos_token"), self._named(backend, "eos_token")
         generation, model = self._object("generation_config.json"), self._object("config.json")
-        ends = [*self._ids(generation, "eos_token_id", "generation_config.json")]
-        ends += self._ids(model, "eos_token_id", "config.json")
+        ends = [*self._ids(backend, generation, "eos_token_id", "generation_config.json")]
+        ends += self._ids(backend, model, "eos_token_id", "config.json")
         if bos is None:
             begins = backend.encode("").ids if encodes_special else []
-            begins += self._ids(generation, "bos_token_id", "generation_config.json")
-            begins += self._ids(model, "bos_token_id", "config.json")
+            begins += self._ids(backend, generation, "bos_token_id", "generation_config.json")
+            begins += self._ids(backend, model, "bos_token_id", "config.json")
             bos = next((token for token in begins if token not in ends and token != eos), None)
         if eos is None:
             eos = ends[0] if ends else None
@@ -97,12 +97,13 @@ class Directory:
         content = value.get("content") if isinstance(value, Mapping) else value
         return backend.token_to_id(content) if isinstance(content, str) else None
 
-    def _ids(self, config: Mapping[str, Any], key: str, name: str) -> list[int]:
+    def _ids(self, backend: Backend, config: Mapping[str, Any], key: str, name: str) -> list[int]:
         value = config.get(key)
         values = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
             raise FormatError(f"{self.path / name}: {key}: found {value!r}, expected an id or a list of ids.")
-        return values
+        # Some write -1 or the like where a model has no such token.
+        return [one for one in values if 0 <= one < 1 << 32 and backend.id_to_token(one) is not None]
 
     def _add_configured(self, backend: Backend, note: Note) -> None:
         """tokenizer_config.json may declare added tokens that tokenizer.json lacks, or make one special."""

@@ -102,6 +102,16 @@ def test_end_token_of_config_alone(tmp_path: Path, backend: Backend) -> None:
     assert 7 in tokenizer.eos_ids
 
 
+@pytest.mark.parametrize("outside", [-1, 1 << 20, 1 << 63])
+def test_special_tokens_outside_the_vocabulary_are_ignored(tmp_path: Path, backend: Backend, outside: int) -> None:
+    config = {"eos_token_id": [7, outside], "bos_token_id": outside}
+    tokenizer = load_tokenizer(write(tmp_path, backend, config=config))
+    assert tokenizer.bos_id is None
+    assert outside not in tokenizer.eos_ids
+    assert 7 in tokenizer.eos_ids
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}])
+
+
 def test_begin_token_where_the_configuration_asks(tmp_path: Path, backend: Backend) -> None:
     config = {"bos_token": "<|im_start|>", "add_bos_token": True}
     tokenizer = load_tokenizer(write(tmp_path, backend, tokenizer_config=config))
