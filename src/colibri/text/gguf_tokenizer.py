@@ -227,12 +227,14 @@ def _byte_pairs(
             byte_fallback=byte_fallback,
             ignore_merges=ignore_merges,
         )
-    except Exception as error:  # the library raises bare exceptions
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics that are not even those
         raise _explain(metadata, pieces, merges, error) from None
 
 
 def _explain(
-    metadata: TokenizerMetadata, pieces: Sequence[str], merges: Sequence[tuple[str, str]], error: Exception
+    metadata: TokenizerMetadata, pieces: Sequence[str], merges: Sequence[tuple[str, str]], error: BaseException
 ) -> FormatError:
     known = set(pieces)
     for left, right in merges:

@@ -50,7 +50,9 @@ class Directory:
         tokenizer that is not made of byte-level or SentencePiece pieces."""
         try:
             backend = Backend.from_file(str(self.file))
-        except Exception as error:  # the library raises bare exceptions
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare exceptions, and panics that are not even those
             raise FormatError(f"{self.file}: found {error}, expected a tokenizer.json. Fetch the file again.") from None
         # A file may ask to cut or pad every text; a prompt is never cut here.
         backend.no_truncation()

@@ -173,6 +173,14 @@ def test_broken_metadata_names_file_and_key(qwen_metadata: dict[str, Any], key: 
     assert key in str(raised.value)
 
 
+def test_a_merge_longer_than_any_piece(qwen_metadata: dict[str, Any]) -> None:
+    """The library panics at it."""
+    longest = max(qwen_metadata["tokenizer.ggml.tokens"], key=lambda piece: len(piece.encode()))
+    metadata = qwen_metadata | {"tokenizer.ggml.merges": [f"{longest} {longest}"]}
+    with pytest.raises(FormatError, match=r"model\.gguf: tokenizer\.ggml\.merges: found .* but no token"):
+        load_tokenizer(metadata, file=Path("model.gguf")).encode("x")
+
+
 def test_other_families_are_unsupported() -> None:
     with pytest.raises(UnsupportedError, match="bert"):
         load_tokenizer({"tokenizer.ggml.model": "bert"})

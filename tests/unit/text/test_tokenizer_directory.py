@@ -181,6 +181,16 @@ def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path).encode("x")
 
 
+def test_a_merge_longer_than_any_piece(tmp_path: Path, backend: Backend) -> None:
+    """The library panics at it."""
+    content = json.loads(write(tmp_path, backend).joinpath("tokenizer.json").read_text("utf-8"))
+    longest = max(content["model"]["vocab"], key=lambda piece: len(piece.encode()))
+    content["model"]["merges"] = [[longest, longest]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path).encode("x")
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config", "generation_config"])
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{", b"[" * 100_000])
 def test_broken_configuration(tmp_path: Path, backend: Backend, name: str, content: bytes) -> None:
