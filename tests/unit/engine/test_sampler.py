@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -75,6 +75,7 @@ def test_filters_together(values: np.ndarray, k: int, top_p: float, min_p: float
 
 
 @given(st.integers(0, 2**32), probabilities, st.floats(0, 0.2))
+@example(0, 0.998046875, 0.0)
 @settings(max_examples=30)
 def test_a_large_vocabulary_gives_what_a_full_sort_gives(seed: int, top_p: float, min_p: float) -> None:
     """The filters look at the first candidates only where that is enough."""
@@ -90,8 +91,8 @@ def test_a_large_vocabulary_gives_what_a_full_sort_gives(seed: int, top_p: float
     assert ids.tolist() == order[: len(ids)].tolist()
     if top_p < 1 and min_p == 0:
         mass = np.cumsum(full[order]) / full.sum()
-        assert mass[len(ids) - 1] >= top_p * (1 - 1e-9)
-        assert len(ids) == 1 or mass[len(ids) - 2] < top_p * (1 + 1e-9)
+        assert mass[len(ids) - 1] >= top_p * (1 - 1e-6)  # the weights are float32
+        assert len(ids) == 1 or mass[len(ids) - 2] < top_p * (1 + 1e-6)
     assert (np.diff(weights) <= 0).all()
 
 
