@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
-PROMPT ?= In the beginning
+PROMPT ?= And the king said
 
 .PHONY: run test kernels lint clean
 
 run: $(VENV)/installed
-	$(BIN)/colibri run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.8 --seed 1
+	$(BIN)/colibri run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.6 --top-p 0.9 --seed 2
 
 test: $(VENV)/installed-test kernels
 	$(BIN)/python -m pytest -q tests
