@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from colibri import ops
+from colibri.engine.statistics import describe_model
 from colibri.models.registry import model_config
 from colibri.observe.limits import cpu_name
-from colibri.observe.summary import describe_model
 from colibri.weights.checkpoint import open_checkpoint
 
 HERE = Path(__file__).resolve().parent

@@ -9,10 +9,10 @@ import click
 import colibri
 from colibri.cli.options import load_options
 from colibri.cli.progress import Progress
+from colibri.cli.text_file import read_text_file
 from colibri.config import Precision
 from colibri.conversion.calibration import WINDOW, calibrate, write_imatrix
 from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
-from colibri.errors import FileError
 
 
 @click.command("calibrate")
@@ -26,12 +26,7 @@ def command(
     file: Path, output: Path, window: int, windows: int | None,
 ) -> None:  # fmt: skip
     """Measure which columns of every matrix matter on a text, expert by expert."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"{file}: is not UTF-8 text: {error}") from error
+    text = read_text_file(file)
     state, count = ["loading"], 0
 
     def show(done: int, all_windows: int) -> None:

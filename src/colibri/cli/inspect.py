@@ -15,8 +15,9 @@ from colibri.cli.output import count, print_json, size
 from colibri.config import ModelConfig
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
+from colibri.engine.statistics import describe_model
 from colibri.models.registry import model_config
-from colibri.observe.summary import Summary, describe_model, summarize
+from colibri.observe.summary import Summary, summarize
 from colibri.text.tokenizer import Tokenizer
 from colibri.weights.checkpoint import open_checkpoint
 

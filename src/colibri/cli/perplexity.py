@@ -11,8 +11,8 @@ import colibri
 from colibri.cli.options import load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
+from colibri.cli.text_file import read_text_file
 from colibri.config import Precision
-from colibri.errors import FileError
 from colibri.observe.perplexity import WINDOW, perplexity
 
 
@@ -27,12 +27,7 @@ def command(
     file: Path, window: int, windows: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure the perplexity of a text; the second half of every window of tokens counts."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"{file}: is not UTF-8 text: {error}") from error
+    text = read_text_file(file)
     state = ["loading"]
     with Progress(lambda: state[0]):
         loaded = colibri.load(model, ram=ram, threads=threads, context=context or window, precision=precision)

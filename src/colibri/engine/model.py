@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +18,7 @@ from colibri.engine.engine import Engine
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher
 from colibri.engine.sequence import Sequence as Running
-from colibri.engine.statistics import peak_resident_bytes, resident_bytes
+from colibri.engine.statistics import describe_model, peak_resident_bytes, resident_bytes
 from colibri.errors import ArgumentError, ContextFullError, FileError
 from colibri.experts.plan import Plan
 from colibri.experts.residency import Residency
@@ -209,19 +207,7 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """Name, architecture and sizes, as in the JSON of `colibri run`."""
-        infos = self.checkpoint.tensors.values()
-        by_type = Counter[str]()
-        for info in infos:
-            by_type[info.type] += info.nbytes
-        return {
-            "name": self.config.name,
-            "architecture": self.config.architecture,
-            "layers": self.config.layers,
-            "experts": self.config.experts,
-            "experts_per_token": self.config.experts_per_token,
-            "parameters": sum(math.prod(info.shape) for info in infos),
-            "quantization": by_type.most_common(1)[0][0],
-        }
+        return describe_model(self.checkpoint, self.config)
 
     def memory(self) -> dict[str, int]:
         """Bytes, as in the JSON of `colibri run`."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import resource
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from colibri.config import ModelConfig
 from colibri.engine.sequence import Sequence
+from colibri.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -43,3 +48,20 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """The most bytes that this process had in memory; the system notes them now and then, so now may be the most."""
     return max(resident_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:
+    """The `model` object of --json: name, architecture and sizes; `quantization` is the type with the most bytes."""
+    infos = checkpoint.tensors.values()
+    by_type = Counter[str]()
+    for info in infos:
+        by_type[info.type] += info.nbytes
+    return {
+        "name": config.name,
+        "architecture": config.architecture,
+        "layers": config.layers,
+        "experts": config.experts,
+        "experts_per_token": config.experts_per_token,
+        "parameters": sum(math.prod(info.shape) for info in infos),
+        "quantization": by_type.most_common(1)[0][0],
+    }

@@ -64,20 +64,6 @@ def summarize(checkpoint: Checkpoint, config: ModelConfig) -> Summary:
     )
 
 
-def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:
-    """The `model` object of --json."""
-    summary = summarize(checkpoint, config)
-    return {
-        "name": config.name,
-        "architecture": config.architecture,
-        "layers": config.layers,
-        "experts": config.experts,
-        "experts_per_token": config.experts_per_token,
-        "parameters": summary.parameters,
-        "quantization": summary.quantization,
-    }
-
-
 def is_routed(name: str) -> bool:
     """Whether a tensor belongs to routed experts: blk.N.ffn_up_exps.weight, or blk.N.ffn_up.E.weight of old files."""
     parts = name.split(".")
