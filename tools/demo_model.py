@@ -98,7 +98,8 @@ class SparseMoe(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map (tokens, hidden) to the same shape; return router probabilities too."""
         used, experts = self.shape.experts_used, self.shape.experts
-        probabilities = self.gate(x).softmax(-1)
+        with torch.autocast("cpu", enabled=False):
+            probabilities = self.gate(x.float()).softmax(-1)
         weights, chosen = probabilities.topk(used, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
         flat = chosen.reshape(-1)

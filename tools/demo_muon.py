@@ -9,15 +9,18 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
-    """Return nearly semi-orthogonal matrices for a (matrices, rows, columns) stack."""
+    """Return nearly semi-orthogonal matrices for a (matrices, rows, columns) stack.
+
+    bfloat16 is exact enough: the result need only be near orthogonal.
+    """
     a, b, c = COEFFICIENTS
-    x = update / (update.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (update / (update.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT.contiguous() if tall else x
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(update.dtype)
 
 
 class Muon(torch.optim.Optimizer):
