@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import colibri
-from colibri.experts.policy import POLICIES
-from colibri.experts.replay import compare, zipf_trace
+from colibri.observe.policies import POLICIES
+from colibri.observe.replay import compare, zipf_trace
 
 LAYERS, EXPERTS, CHOSEN, TOKENS = 16, 64, 8, 600  # OLMoE's shape
 SYNTHETIC = {

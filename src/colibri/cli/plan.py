@@ -14,8 +14,8 @@ from colibri.cli.options import load_options
 from colibri.cli.output import print_json
 from colibri.config import LoadOptions, Precision
 from colibri.engine.loading import plan_model
-from colibri.experts.forecast import Forecast, forecast, measure_disk
 from colibri.experts.plan import Plan, readable
+from colibri.observe.forecast import Forecast, forecast, measure_disk
 from colibri.observe.limits import Meter, demand
 
 HIT_RATES = (0.5, 0.75, 0.9)

@@ -18,8 +18,8 @@ from colibri.cli.standard_input import read_text
 from colibri.config import Precision
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.replay import Score, Trace, compare
 from colibri.experts.stats import RoutingStats, co_activation, entropy
+from colibri.observe.replay import Score, Trace, compare
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
 PAIRS = 2

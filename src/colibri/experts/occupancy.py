@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from colibri import ops
-from colibri.experts.policy import Policy
+from colibri.experts.policy import NextUse
 from colibri.experts.slots import Slot, SlotPool
 from colibri.experts.store import ExpertStore, Layout
 from colibri.weights.file_reader import FileReader
@@ -24,7 +24,7 @@ class Occupancy:
     present: one byte a key, 1 for experts in slots. absent: how many experts of each layer are not.
     """
 
-    def __init__(self, store: ExpertStore, limits: dict[Layout, int] | None, policy: Policy) -> None:
+    def __init__(self, store: ExpertStore, limits: dict[Layout, int] | None, policy: NextUse) -> None:
         self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or _all_slots(store)).items()}
         self.tables = {
             layer: ops.ExpertTable(store.count(layer), store.hidden, store.intermediate) for layer in store.moe_layers()

@@ -1,13 +1,12 @@
-"""Which expert to give up when another needs its slot: rankings by key = layer * experts + expert.
+"""Which expert to give up when another needs its slot: a ranking by key = layer * experts + expert.
 
 A policy is told what each step of a layer needed and says how much every key is worth keeping; it knows nothing of
-slots, files or threads, so a recorded trace replays it exactly (see replay.py).
+slots, files or threads, so a recorded trace replays it exactly (observe/replay.py, beside others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,44 +16,7 @@ Values = NDArray[np.float64]
 Uses = NDArray[np.integer]
 
 
-class Policy(Protocol):
-    """Ranks experts."""
-
-    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
-        """A step of so many rows (tokens) needed these experts of one layer; layers come in rising order within a step.
-
-        `uses` says how many rows chose each; None: one each.
-        """
-
-    def values(self) -> Values:
-        """How much each key is worth keeping now (keys,); the lowest goes first. Not to be changed by the caller."""
-
-    def warm(self, shares: Values, tokens: float) -> None:
-        """Begin as if `tokens` tokens had been seen that chose each key (keys,) in this share of cases."""
-
-
-class LeastRecentlyUsed:
-    """Gives up what has not been needed for longest. Hits nothing when a token's experts do not all fit."""
-
-    def __init__(self, layers: int, experts: int) -> None:
-        self._last = np.zeros(layers * experts)
-        self._clock = 0
-
-    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
-        """A step needed these experts of one layer."""
-        self._clock += 1
-        self._last[keys] = self._clock
-
-    def values(self) -> Values:
-        """The clock of the last use."""
-        return self._last
-
-    def warm(self, shares: Values, tokens: float) -> None:
-        """A use long ago for what was needed most."""
-        self._last += np.argsort(np.argsort(shares)) / len(shares)
-
-
-class _DecayedFrequency:
+class DecayedFrequency:
     """Uses of each key, a use `half_life` tokens ago counting half. The unit grows instead of all counts shrinking."""
 
     def __init__(self, layers: int, experts: int, half_life: float) -> None:
@@ -94,32 +56,6 @@ class _DecayedFrequency:
         return float((1.0 - fade**rows) / (1.0 - fade) / rows)
 
 
-class LeastFrequentlyUsed:
-    """Gives up what was needed least often; uses fade with a half-life in tokens."""
-
-    def __init__(self, layers: int, experts: int, half_life: float = 512.0) -> None:
-        self._frequency = _DecayedFrequency(layers, experts, half_life)
-
-    def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
-        """A step needed these experts of one layer."""
-        self._frequency.touch(layer, keys, uses, rows)
-
-    def values(self) -> Values:
-        """The faded number of uses."""
-        return self._frequency.counts
-
-    def warm(self, shares: Values, tokens: float) -> None:
-        """Uses as of those tokens."""
-        self._frequency.warm(shares, tokens)
-
-
-class LeastRecentlyFrequentlyUsed(LeastFrequentlyUsed):
-    """LRFU (Lee et al. 2001): between recency and frequency, by a short half-life of the combined count."""
-
-    def __init__(self, layers: int, experts: int, half_life: float = 32.0) -> None:
-        super().__init__(layers, experts, half_life)
-
-
 class NextUse:
     """Gives up what is expected to be needed last.
 
@@ -134,7 +70,7 @@ class NextUse:
         self, layers: int, experts: int, half_life: float = 48.0, prior: float = 0.5, chunk: int | None = None
     ) -> None:
         self._layers, self._experts = layers, experts
-        self._frequency = _DecayedFrequency(layers, experts, half_life)
+        self._frequency = DecayedFrequency(layers, experts, half_life)
         self._prior = prior
         self._chunk = chunk
         self._rows = 1  # of the next step, as far as one can tell
@@ -161,11 +97,3 @@ class NextUse:
         ahead = (self._layer_of - self._layer - 1) % self._layers + 1
         result: Values = -(ahead + self._layers * (1.0 / np.minimum(probability, 1.0) - 1.0))
         return result
-
-
-POLICIES: dict[str, Callable[[int, int], Policy]] = {
-    "lru": LeastRecentlyUsed,
-    "lfu": LeastFrequentlyUsed,
-    "lrfu": LeastRecentlyFrequentlyUsed,
-    "next-use": NextUse,
-}

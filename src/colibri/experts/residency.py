@@ -15,7 +15,7 @@ from colibri.experts.heat import Heat
 from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
-from colibri.experts.policy import NextUse, Policy, Uses
+from colibri.experts.policy import NextUse, Uses
 from colibri.experts.prefetch import Ahead, Trial
 from colibri.experts.reading import STRIPE, ExpertReader
 from colibri.experts.stats import ResidencyCounters, RoutingStats
@@ -45,7 +45,6 @@ class Residency:
         *,
         limits: dict[Layout, int] | None = None,
         chunk: int | None = None,
-        policy: Policy | None = None,
         readers: int = READERS,
         reader: ExpertReader | None = None,
     ) -> None:
@@ -54,7 +53,7 @@ class Residency:
         self.reader = reader or ExpertReader(_largest_stripe(store))
         self._counters = ResidencyCounters()
         self._experts = store.experts
-        self._policy: Policy = policy or NextUse(store.layers, store.experts, chunk=chunk)
+        self._policy = NextUse(store.layers, store.experts, chunk=chunk)
         self._here = Occupancy(store, limits, self._policy)
         self._layer_keys = {layer: self._keys_of(layer) for layer in store.moe_layers()}
         self._first_layer = store.moe_layers()[0]  # a step begins here

@@ -14,9 +14,9 @@ from colibri.conversion.plan import CHECKSUMS
 from colibri.engine.loading import plan_model
 from colibri.engine.model import model_path
 from colibri.errors import ColibriError
-from colibri.experts.forecast import measure_disk
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Plan, readable
+from colibri.observe.forecast import measure_disk
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.summary import summarize
 from colibri.text.tokenizer import load_tokenizer

@@ -7,9 +7,9 @@ from expert_files import CHOSEN
 
 from colibri.cache.kv import KeyValueCache
 from colibri.config import ModelConfig, RopeConfig
-from colibri.experts.forecast import forecast, measure_disk
 from colibri.experts.plan import MIB, Needs, make_plan, slots_bytes
 from colibri.experts.store import ExpertStore
+from colibri.observe.forecast import forecast, measure_disk
 
 NEEDS = Needs(process=60 * MIB, dense=5 * MIB, cache=1 * MIB, workspace=2 * MIB, staging=2 * MIB)
 

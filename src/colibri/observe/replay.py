@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.experts.policy import POLICIES, Policy, Uses, Values
+from colibri.experts.policy import Uses, Values
 from colibri.experts.stats import NO_EXPERT
+from colibri.observe.policies import POLICIES, Policy
 
 Trace = NDArray[np.integer]  # (tokens, layers, k); NO_EXPERT where a layer has no experts
 
@@ -49,9 +50,6 @@ class Belady:
     def values(self) -> Values:
         """Minus the step of the next use."""
         return -self._next
-
-    def warm(self, shares: Values, tokens: float) -> None:
-        """Whoever knows the future needs no past."""
 
 
 def replay(trace: Trace, policy: Policy, capacity: int, experts: int, *, name: str = "", warm_up: int = 0) -> Score:

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from colibri.experts.policy import POLICIES, LeastRecentlyUsed, NextUse
-from colibri.experts.replay import Belady, compare, replay, zipf_trace
+from colibri.experts.policy import NextUse
 from colibri.experts.stats import NO_EXPERT
+from colibri.observe.policies import POLICIES, LeastRecentlyUsed
+from colibri.observe.replay import Belady, compare, replay, zipf_trace
 
 
 def brute_force_hits(accesses: list[int], capacity: int) -> int:
