@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.weights.block_types import BY_NAME, row_bytes
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
+from colibri.weights.gguf_writer import TensorSpec, Value
 
 Bytes = npt.NDArray[np.uint8]
 CHUNK_BYTES = 16 << 20

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
+from colibri.conversion.gguf_writer import GGUFWriter
+from colibri.weights.gguf_writer import TensorSpec, Value
 
 HIDDEN, HEADS, HEAD_DIM, WIDTH, EXPERTS, LAYERS, VOCABULARY = 64, 4, 16, 32, 4, 2, 96
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from colibri import ops
+from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
 from colibri.ops import reference
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+from colibri.weights.gguf_writer import TensorSpec
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, CHOSEN = 4, 16, 64, 96, 4
 Blocks = np.ndarray[Any, np.dtype[np.uint8]]

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from colibri.text import Tokenizer as LoadedTokenizer
+from colibri.text import load_tokenizer
+from colibri.weights.metadata import Metadata
 
 # The patterns as the models' own tokenizer.json files have them.
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -128,3 +133,8 @@ def byte_level_metadata(tokenizer: Tokenizer, pre: str | None = "qwen2", archite
     if pre is not None:
         metadata["tokenizer.ggml.pre"] = pre
     return metadata
+
+
+def load_metadata(values: dict[str, Any]) -> LoadedTokenizer:
+    """The tokenizer of a GGUF file with this metadata."""
+    return load_tokenizer(Metadata(Path("model.gguf"), values))

@@ -13,12 +13,11 @@ from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import Size
 from colibri.cli.output import size
 from colibri.conversion.convert import Options, Report, convert
-from colibri.conversion.dequantize import READABLE
 from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
+from colibri.conversion.mixes import MIXES
+from colibri.conversion.source import open_source
 from colibri.conversion.tokenizer_export import tokenizer_metadata
-from colibri.errors import ArgumentError
-from colibri.weights.checkpoint import Checkpoint, open_checkpoint
-from colibri.weights.quantize import MIXES
+from colibri.weights.checkpoint import Checkpoint
 
 
 @click.command("convert")
@@ -38,15 +37,13 @@ def command(
     source: Path, destination: Path, quantize: str, imatrix: Path | None, only_expert: int | None, split: int | None,
     name: str | None, pre_tokenizer: str | None, threads: int | None, force: bool,
 ) -> int:  # fmt: skip
-    """Convert SOURCE (a Hugging Face directory or a GGUF file) to the GGUF file DESTINATION.
+    """Convert SOURCE (a directory of Hugging Face or DeepSpeed, or a GGUF file) to the GGUF file DESTINATION.
 
     An interrupted conversion goes on where it was when the same command is given again.
     """
-    if destination.exists() and not force:
-        raise ArgumentError(f"{destination}: exists; give --force to replace it, or another name")
-    checkpoint = open_checkpoint(source, READABLE)
+    checkpoint = open_source(source)
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
-    options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name)
+    options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name, force)
     try:
         report = _with_bar(checkpoint, destination, options)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from colibri.cli.output import print_json, size
 from colibri.conversion.verify import Verification, verify
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
-from colibri.text.tokenizer import load_tokenizer
+from colibri.text.tokenizer import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
 _TEXTS = (
@@ -31,17 +32,18 @@ def command(model: Path | None, as_json: bool) -> int:
     """Check a model file: header, offsets, shapes, blocks, checksums, tokenizer. Exit status 1 when damaged."""
     checkpoint = open_checkpoint(model_path(model))
     model_config(checkpoint)  # raises what the metadata lacks
-    notes = _tokenizer_faults(checkpoint)
+    tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+    faults = _tokenizer_faults(checkpoint, tokenizer)
     result = _read(checkpoint)
     if as_json:
         print_json({
             "path": str(checkpoint.path), "tensors_and_experts": result.parts, "bytes": result.nbytes,
             "checksums": result.checked, "damages": [damage._asdict() for damage in result.damages],
-            "tokenizer": notes,
+            "tokenizer": faults, "doubts": tokenizer.notes,
         })  # fmt: skip
     else:
-        _tell(checkpoint, result, notes)
-    return 1 if result.damages or notes else 0
+        _tell(checkpoint, result, faults, tokenizer.notes)
+    return 1 if result.damages or faults else 0
 
 
 def _read(checkpoint: Checkpoint) -> Verification:
@@ -57,9 +59,8 @@ def _read(checkpoint: Checkpoint) -> Verification:
         return verify(checkpoint, show)
 
 
-def _tokenizer_faults(checkpoint: Checkpoint) -> list[str]:
+def _tokenizer_faults(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[str]:
     """What does not come back from the tokenizer as it went in, or has no row in the embedding."""
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source, file=checkpoint.path)
     rows = checkpoint.tensors["token_embd.weight"].shape[0]
     faults = []
     if tokenizer.vocab_size > rows:
@@ -71,11 +72,13 @@ def _tokenizer_faults(checkpoint: Checkpoint) -> list[str]:
     return faults
 
 
-def _tell(checkpoint: Checkpoint, result: Verification, notes: list[str]) -> None:
+def _tell(checkpoint: Checkpoint, result: Verification, faults: Sequence[str], doubts: Sequence[str]) -> None:
     for damage in result.damages:
         click.echo(f"damaged: {damage.file}: {damage.part}: {damage.problem}")
-    for note in notes:
-        click.echo(f"tokenizer: {note}")
+    for fault in faults:
+        click.echo(f"tokenizer: {fault}")
+    for doubt in doubts:
+        click.echo(f"doubtful: {doubt}")
     checked = f"{result.checked} checksums" if result.checked else "no checksums in the file, blocks only"
     verdict = f"{len(result.damages)} damaged" if result.damages else "no damage"
     read = f"{result.parts} tensors and experts, {size(result.nbytes)} read"

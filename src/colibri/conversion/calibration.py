@@ -19,7 +19,7 @@ from colibri.errors import ArgumentError
 from colibri.layers.workspace import Rows
 from colibri.ops import reference
 from colibri.weights.file_reader import FileReader
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+from colibri.weights.gguf_writer import TensorSpec, write_gguf
 from colibri.weights.load import load_tensor
 
 WINDOW: Final = 512
@@ -121,13 +121,8 @@ def write_imatrix(path: Path, calibration: Calibration, text: str, windows: int,
         "imatrix.chunk_count": windows,
         "imatrix.chunk_size": window,
     }
-    specs: list[TensorSpec] = []
-    values: list[F32] = []
+    tensors: dict[TensorSpec, list[F32]] = {}
     for name, sums in sorted(calibration.sums.items()):
-        counts = calibration.counts[name][:, None]
-        for suffix, numbers in (("in_sum2", sums), ("counts", counts)):
-            specs.append(TensorSpec(f"{name}.{suffix}", "F32", numbers.shape))
-            values.append(np.ascontiguousarray(numbers, np.float32))
-    with GGUFWriter(path, metadata, specs, alignment=32) as writer:
-        for spec, value in zip(specs, values, strict=True):
-            writer.write(spec.name, [value])
+        for suffix, numbers in (("in_sum2", sums), ("counts", calibration.counts[name][:, None])):
+            tensors[TensorSpec(f"{name}.{suffix}", "F32", numbers.shape)] = [np.ascontiguousarray(numbers, np.float32)]
+    write_gguf(path, metadata, tensors)

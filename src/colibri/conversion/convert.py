@@ -26,16 +26,16 @@ import numpy.typing as npt
 
 from colibri import ops
 from colibri.conversion.dequantize import dequantize
+from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
+from colibri.conversion.mixes import mix as find_mix
 from colibri.conversion.plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
-from colibri.errors import FileError, FormatError
+from colibri.errors import ArgumentError, FileError, FormatError
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
-from colibri.weights.gguf_writer import GGUFWriter
 from colibri.weights.load import to_float32
-from colibri.weights.quantize import mix as find_mix
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.tensor_info import TensorInfo
 
@@ -52,7 +52,7 @@ class Options:
     """How to convert.
 
     tokenizer: metadata that replaces the source's `tokenizer.*`. importance: weights of the columns' squared errors.
-    split_bytes: begin another file when one would exceed this.
+    split_bytes: begin another file when one would exceed this. replace: whether what DESTINATION named before goes.
     """
 
     quantization: str
@@ -62,6 +62,7 @@ class Options:
     split_bytes: int | None = None
     threads: int | None = None
     name: str | None = None
+    replace: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ class Report:
 
 
 def convert(checkpoint: Checkpoint, destination: Path, options: Options, progress: Progress | None = None) -> Report:
-    """Write `destination`. Raises FileError (space, disk), FormatError (damaged source), UnsupportedError."""
+    """Write `destination`.
+
+    Raises FileError (space, disk), FormatError (damaged source), UnsupportedError, ArgumentError (something is there).
+    """
     mix = find_mix(options.quantization)
     outputs = plan_outputs(checkpoint, mix, options.only_expert)
     specs = [output.spec for output in outputs]
@@ -84,9 +88,13 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     if options.name is not None:
         metadata["general.name"] = options.name
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
+    old = _old_files(checkpoint, destination, writer, options.replace)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance))
     with journal.locked() as checksums, _tidy(writer, journal):
+        if not checksums:  # of another plan, whose journal is gone
+            for file in outputs_of(destination, ".partial"):
+                file.unlink()
         _check_space(destination, writer)
         with writer, FileReader() as reader:
             resumed = len(checksums)
@@ -104,6 +112,8 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
             flat = [checksum for tensor in checksums for checksum in tensor]
             writer.rewrite({CHECKSUMS: np.array(flat, np.uint32)})
             _read_back(writer.temporaries, specs_of=outputs, checksums=flat)
+            for file in old:
+                file.unlink()
         journal.remove()
     by_type: dict[str, int] = {}
     for spec in specs:
@@ -264,6 +274,15 @@ def _tidy(writer: GGUFWriter, journal: Journal) -> Iterator[None]:
             file.unlink(missing_ok=True)
         journal.remove()
         raise
+
+
+def _old_files(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, replace: bool) -> list[Path]:
+    """What must go before the finished files get their names: parts of an older split would be taken for new ones."""
+    sources = {file.resolve() for file in checkpoint.files}
+    named = [file for file in outputs_of(destination) if file in writer.files or file.resolve() not in sources]
+    if named and not replace:
+        raise ArgumentError(f"{named[0]}: exists; give --force to replace it, or another name")
+    return [file for file in named if file not in writer.files or len(writer.files) > 1]
 
 
 def _check_space(destination: Path, writer: GGUFWriter) -> None:

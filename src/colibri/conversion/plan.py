@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.conversion.dequantize import READABLE
+from colibri.conversion.mixes import Context, Mix, tensor_type
 from colibri.conversion.rope_factors import NAME as ROPE_TABLE
 from colibri.conversion.rope_factors import rope_factors, without_scaling
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
@@ -18,7 +19,6 @@ from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
-from colibri.weights.quantize import Context, Mix, tensor_type
 from colibri.weights.tensor_info import TensorInfo
 
 CHECKSUMS: Final = "colibri.checksums"

@@ -112,7 +112,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer; None when it brings none, as models made for measuring do not."""
     source = checkpoint.tokenizer_source
     there = source.exists() if isinstance(source, Path) else "tokenizer.ggml.model" in source
-    return load_tokenizer(source, file=checkpoint.path) if there else None
+    return load_tokenizer(source) if there else None
 
 
 def _scratch_bytes(config: ModelConfig, rows: int) -> int:

@@ -191,7 +191,7 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Text to ids and back. Raises FileError or FormatError when the checkpoint brings none (`has_tokenizer`)."""
         if self._tokenizer is None:  # the loader knows best what is missing
-            self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source, file=self.checkpoint.path)
+            self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source)
         return self._tokenizer
 
     @property

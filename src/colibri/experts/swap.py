@@ -16,7 +16,7 @@ from colibri.errors import ArgumentError, FileError, FormatError
 from colibri.experts.store import PROJECTIONS, Expert, ExpertStore, check_expert
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec
+from colibri.weights.gguf_writer import TensorSpec, write_gguf
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.safetensors import read_file, supported
@@ -158,18 +158,14 @@ def _ranges(numbers: set[int]) -> str:
 
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:
     """Write one expert in the model's types; the file appears whole or not at all."""
-    specs, sources = [], []
+    sources = {}
     for layer, expert in experts.items():
         for projection, info, like in zip(PROJECTIONS, expert.parts, store.base(layer, 0).parts, strict=True):
-            specs.append(TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape))
-            sources.append(info)
+            spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
+            sources[spec] = info
     metadata = {"general.type": "expert", "general.name": f"{store.path.name}, expert {number}"}
-    try:
-        with FileReader() as files, GGUFWriter(path, metadata, specs) as writer:
-            for spec, info in zip(specs, sources, strict=True):
-                writer.write(spec.name, _converted(info, spec.type, files))
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+    with FileReader() as files:
+        write_gguf(path, metadata, {spec: _converted(info, spec.type, files) for spec, info in sources.items()})
 
 
 def _converted(

@@ -12,7 +12,6 @@ from colibri import ops
 from colibri.config import LoadOptions
 from colibri.conversion.plan import CHECKSUMS
 from colibri.engine.loading import plan_model
-from colibri.engine.model import model_path
 from colibri.errors import ColibriError
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Plan, readable
@@ -51,10 +50,9 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
 
 def examine_model(options: LoadOptions) -> Iterator[Finding]:
     """The file, its tokenizer, whether it fits, and the disk that it is on."""
-    path = model_path(options.path)
     try:
         checkpoint, config, store, plan = plan_model(options)
-        tokenizer = load_tokenizer(checkpoint.tokenizer_source, file=path)
+        tokenizer = load_tokenizer(checkpoint.tokenizer_source)
         notes = tokenizer.notes if tokenizer.vocab_size else ()
     except ColibriError as error:
         yield Finding("fault", "model", str(error), "fetch or convert the model again, or use another")

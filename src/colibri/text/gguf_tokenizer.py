@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from typing import Any, Final
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from colibri.errors import FormatError, UnsupportedError
 from colibri.text import pretokenizers
-from colibri.text.metadata import TokenizerMetadata
 from colibri.text.pieces import BYTE_ALPHABET, Style, Vocabulary
+from colibri.weights.metadata import Metadata
 
 TOKENS = "tokenizer.ggml.tokens"
 SCORES = "tokenizer.ggml.scores"
@@ -24,6 +26,7 @@ TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
 MODEL = "tokenizer.ggml.model"
 PRE = "tokenizer.ggml.pre"
+ID_LIMIT: Final = 1 << 32  # writers put -1 or 2^32 - 1 where a model has no such token
 
 _SPACE = "\u2581"
 _CONTROL_LIKE = re.compile(r"<\|\w+\|>|<s>|</s>|<unk>|<pad>|<(bos|eos|start_of_turn|end_of_turn)>")
@@ -41,45 +44,43 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def read_tokens(metadata: TokenizerMetadata) -> list[str]:
+def read_tokens(metadata: Metadata) -> list[str]:
     """The vocabulary's pieces by id."""
-    tokens = metadata.strings(TOKENS)
+    tokens = list(metadata.strings(TOKENS))
     if not tokens:
-        raise metadata.error(TOKENS, "an empty array" if tokens is not None else "nothing", "the vocabulary's pieces")
+        raise metadata.error(TOKENS, "empty", "the vocabulary's pieces")
     return tokens
 
 
-def read_types(metadata: TokenizerMetadata, pieces: Sequence[str], named: Iterable[int] = ()) -> list[int]:
+def read_types(metadata: Metadata, pieces: Sequence[str], named: Iterable[int] = ()) -> list[int]:
     """Token types by id. Without the key, the `named` ids and what looks like a control token are taken for one."""
-    types = metadata.integers(TYPES, len(pieces))
+    types = metadata.integers(TYPES, None)
     if types is not None:
-        return types
+        return _one_each(metadata, TYPES, types, len(pieces))
     marked = [TokenType.CONTROL if _CONTROL_LIKE.fullmatch(piece) else TokenType.NORMAL for piece in pieces]
     for token in named:
         marked[token] = TokenType.CONTROL
     return [int(kind) for kind in marked]
 
 
-def family(metadata: TokenizerMetadata) -> str:
+def family(metadata: Metadata) -> str:
     """`llama` or `gpt2`."""
-    model = metadata.string(MODEL)
-    if model is None:
-        raise metadata.error(MODEL, "nothing", "'llama' or 'gpt2'")
+    model = metadata.text(MODEL)
     if model not in _BUILDERS:
         known = " and ".join(sorted(_BUILDERS))
         raise UnsupportedError(
-            f"{metadata.file}: {MODEL}: found {model!r}, but only {known} tokenizers can be rebuilt from a GGUF file. "
+            f"{metadata.source}: {MODEL} is {model!r}; only {known} tokenizers can be rebuilt from a GGUF file. "
             "Load the checkpoint's directory with its tokenizer.json instead."
         )
     return model
 
 
-def choose_pre_tokenizer(metadata: TokenizerMetadata) -> tuple[pretokenizers.PreTokenizer, str | None]:
+def choose_pre_tokenizer(metadata: Metadata) -> tuple[pretokenizers.PreTokenizer, str | None]:
     """How a gpt2-family file wants its text split, and what is wrong with that, if anything."""
-    return pretokenizers.choose(metadata.string(PRE), metadata.string("general.architecture") or "")
+    return pretokenizers.choose(metadata.text(PRE, None), metadata.text("general.architecture", ""))
 
 
-def build(metadata: TokenizerMetadata, pieces: list[str], named: Iterable[int], note: Note) -> Vocabulary:
+def build(metadata: Metadata, pieces: list[str], named: Iterable[int], note: Note) -> Vocabulary:
     """The vocabulary of a GGUF file with these `pieces`, whose begin and end tokens are the `named` ids.
 
     Raises FormatError naming the key for missing or contradictory metadata, UnsupportedError for other families.
@@ -87,6 +88,34 @@ def build(metadata: TokenizerMetadata, pieces: list[str], named: Iterable[int], 
     builder = _BUILDERS[family(metadata)]
     types = read_types(metadata, pieces, named)
     return builder(metadata, _distinct(pieces, note), types, note)
+
+
+def _one_each(metadata: Metadata, key: str, values: np.ndarray[Any, Any], count: int) -> list[Any]:
+    """Numbers of which every token has one."""
+    if len(values) != count or np.isnan(values).any():
+        found = f"an array of {len(values)} values" if len(values) != count else "an array with a NaN"
+        raise metadata.error(key, found, f"an array of {count} numbers, one for each token,")
+    numbers: list[Any] = values.tolist()
+    return numbers
+
+
+def _pairs(metadata: Metadata) -> list[tuple[str, str]]:
+    """The merges, each written as one string with a space between or as two strings; [] where there are none."""
+    merges = metadata.get(MERGES, ())
+    if isinstance(merges, str) or not isinstance(merges, Sequence):
+        raise metadata.error(MERGES, f"a {type(merges).__name__}", "an array of pairs")
+    return [_pair(metadata, value) for value in merges]
+
+
+def _pair(metadata: Metadata, value: object) -> tuple[str, str]:
+    if isinstance(value, str):
+        # A piece may itself be a space: the one from the second character on divides.
+        at = value.find(" ", 1)
+        if 0 < at < len(value) - 1:
+            return value[:at], value[at + 1 :]
+    elif isinstance(value, Sequence) and len(value) == 2 and all(isinstance(piece, str) for piece in value):
+        return value[0], value[1]
+    raise metadata.error(MERGES, f"an array with {value!r:.60}", "an array of pairs: 'left right' or two strings,")
 
 
 def _distinct(pieces: list[str], note: Note) -> list[str]:
@@ -121,11 +150,10 @@ def _encodable(pieces: Sequence[str]) -> dict[str, int]:
     return {f"[invalid {token}]" if _has_surrogate(piece) else piece: token for token, piece in enumerate(pieces)}
 
 
-def _build_gpt2(metadata: TokenizerMetadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
-    merges = metadata.pairs(MERGES)
+def _build_gpt2(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
+    merges = _pairs(metadata)
     if not merges:
-        found = "nothing" if merges is None else "an empty array"
-        raise metadata.error(MERGES, found, "the merge table of a gpt2 tokenizer")
+        raise metadata.error(MERGES, "missing or empty", "the merge table of a gpt2 tokenizer")
     pre, _ = choose_pre_tokenizer(metadata)
     missing = len(BYTE_ALPHABET.keys() - set(pieces))
     if missing:
@@ -140,14 +168,12 @@ def _build_gpt2(metadata: TokenizerMetadata, pieces: list[str], types: list[int]
     return _finish(backend, pieces, types, "byte_level", strip=False)
 
 
-def _build_llama(metadata: TokenizerMetadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
-    prefix = metadata.boolean("tokenizer.ggml.add_space_prefix") is not False
+def _build_llama(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
+    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     pieces = _written_spaces(pieces, types)
-    scores = metadata.floats(SCORES, len(pieces))
-    merges = metadata.pairs(MERGES)
+    merges = _pairs(metadata)
     if not merges:
-        if scores is None:
-            raise metadata.error(SCORES, "nothing", "the pieces' scores")
+        scores = _one_each(metadata, SCORES, metadata.floats(SCORES), len(pieces))
         merges = merges_from_scores(pieces, _ranks(pieces, types, scores, note), types)
     model = _byte_pairs(
         metadata, pieces, merges, unk_token=_unknown(metadata, pieces, types), fuse_unk=True, byte_fallback=True
@@ -201,15 +227,15 @@ def merges_from_scores(pieces: Sequence[str], scores: Sequence[float], types: Se
     return [(left, right) for _, left, right in splits]
 
 
-def _unknown(metadata: TokenizerMetadata, pieces: Sequence[str], types: Sequence[int]) -> str | None:
-    token = metadata.integer("tokenizer.ggml.unknown_token_id")
+def _unknown(metadata: Metadata, pieces: Sequence[str], types: Sequence[int]) -> str | None:
+    token = metadata.integer("tokenizer.ggml.unknown_token_id", None, low=-ID_LIMIT, high=ID_LIMIT)
     if token is None:
         token = next((index for index, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
     return pieces[token] if token is not None and 0 <= token < len(pieces) else None
 
 
 def _byte_pairs(
-    metadata: TokenizerMetadata,
+    metadata: Metadata,
     pieces: Sequence[str],
     merges: list[tuple[str, str]],
     *,
@@ -234,15 +260,15 @@ def _byte_pairs(
 
 
 def _explain(
-    metadata: TokenizerMetadata, pieces: Sequence[str], merges: Sequence[tuple[str, str]], error: BaseException
+    metadata: Metadata, pieces: Sequence[str], merges: Sequence[tuple[str, str]], error: BaseException
 ) -> FormatError:
     known = set(pieces)
     for left, right in merges:
         for piece in (left, right, left + right):
             if piece not in known:
-                found = f"{left!r} + {right!r}, but no token {piece!r}"
-                return metadata.error(MERGES, found, "pieces of the vocabulary")
-    return metadata.error(MERGES, f"a table that the tokenizer refuses ({error})", "pairs of pieces")
+                found = f"{left!r} + {right!r} without a token {piece!r}"
+                return metadata.error(MERGES, found, "a table of the vocabulary's pieces")
+    return metadata.error(MERGES, f"a table that the tokenizer refuses ({error})", "a table of pairs of pieces")
 
 
 def _finish(backend: Backend, pieces: list[str], types: list[int], style: Style, *, strip: bool) -> Vocabulary:
@@ -275,7 +301,7 @@ def _add(backend: Backend, pieces: Sequence[str], tokens: Iterable[int], *, spec
         backend.add_tokens(added)
 
 
-_BUILDERS: dict[str, Callable[[TokenizerMetadata, list[str], list[int], Note], Vocabulary]] = {
+_BUILDERS: dict[str, Callable[[Metadata, list[str], list[int], Note], Vocabulary]] = {
     "gpt2": _build_gpt2,
     "llama": _build_llama,
 }

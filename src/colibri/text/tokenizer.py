@@ -12,7 +12,6 @@ from colibri.errors import ArgumentError
 from colibri.text import chat, gguf_tokenizer
 from colibri.text.decoder import IncrementalDecoder
 from colibri.text.huggingface import Directory
-from colibri.text.metadata import TokenizerMetadata
 from colibri.text.pieces import Vocabulary
 from colibri.text.special_tokens import SpecialIds, end_ids
 from colibri.weights.metadata import Metadata
@@ -42,29 +41,21 @@ class _DirectorySource:
 
 
 class _GGUFSource:
-    def __init__(self, values: Mapping[str, Any], file: Path | None) -> None:
+    def __init__(self, metadata: Metadata) -> None:
         self.notes: list[str] = []
-        if file is None and isinstance(values, Metadata):
-            file = values.source
-        self._metadata = TokenizerMetadata(values, str(file or "GGUF metadata"))
-        self._values = values
+        self._metadata = metadata
         self._add_bos_default = True
-        if gguf_tokenizer.family(self._metadata) == "gpt2":
-            pre, doubt = gguf_tokenizer.choose_pre_tokenizer(self._metadata)
+        if gguf_tokenizer.family(metadata) == "gpt2":
+            pre, doubt = gguf_tokenizer.choose_pre_tokenizer(metadata)
             self._add_bos_default = pre.add_bos
             if doubt is not None:
-                self.notes.append(f"{self._metadata.file}: {doubt}")
+                self.notes.append(f"{metadata.source}: {doubt}")
                 warnings.warn(self.notes[-1], stacklevel=4)
 
     def chat_templates(self) -> dict[str, str]:
         prefix = "tokenizer.chat_template"
-        templates: dict[str, str] = {}
-        for key in self._values:
-            if key == prefix or key.startswith(prefix + "."):
-                template = self._metadata.string(key)
-                if template is not None:
-                    templates[key.removeprefix(prefix).removeprefix(".") or "default"] = template
-        return templates
+        keys = (key for key in self._metadata if key == prefix or key.startswith(f"{prefix}."))
+        return {key.removeprefix(prefix).removeprefix(".") or "default": self._metadata.text(key) for key in keys}
 
     def load(self) -> tuple[Vocabulary, SpecialIds]:
         pieces = gguf_tokenizer.read_tokens(self._metadata)
@@ -77,23 +68,20 @@ class _GGUFSource:
         bos = self._id("bos_token_id", size, 1 if llama else None)
         eos = self._id("eos_token_id", size, 2 if llama else None)
         ends = {eos, *(self._id(name, size, None) for name in ("eot_token_id", "eom_token_id"))}
-        add_bos = self._metadata.boolean("tokenizer.ggml.add_bos_token")
+        add_bos = self._metadata.flag("tokenizer.ggml.add_bos_token", self._add_bos_default)
         return SpecialIds(
             bos=bos,
             eos=eos,
             ends=frozenset(token for token in ends if token is not None),
-            add_bos=bos is not None and (self._add_bos_default if add_bos is None else add_bos),
-            add_eos=eos is not None and self._metadata.boolean("tokenizer.ggml.add_eos_token") is True,
+            add_bos=bos is not None and add_bos,
+            add_eos=eos is not None and self._metadata.flag("tokenizer.ggml.add_eos_token", False),
         )
 
     def _id(self, name: str, size: int, default: int | None) -> int | None:
         key = f"tokenizer.ggml.{name}"
-        token = self._metadata.integer(key)
-        if token is None:
-            token = default
+        token = self._metadata.integer(key, default, low=-gguf_tokenizer.ID_LIMIT, high=gguf_tokenizer.ID_LIMIT)
         if token is not None and not 0 <= token < size:
-            # Writers put -1 or the like where a model has no such token.
-            self.notes.append(f"{self._metadata.file}: {key}: {token} is outside the vocabulary of {size}; ignored.")
+            self.notes.append(f"{self._metadata.source}: {key}: {token} is outside the vocabulary of {size}; ignored.")
             return None
         return token
 
@@ -242,13 +230,13 @@ def _valid(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def load_tokenizer(source: str | Path | Mapping[str, Any], *, file: Path | None = None) -> Tokenizer:
+def load_tokenizer(source: str | Path | Metadata) -> Tokenizer:
     """The tokenizer of a checkpoint.
 
-    `source`: a Hugging Face directory or the path of its tokenizer.json, or the metadata of a GGUF file (which `file`
-    names in errors). Raises FileError, FormatError or UnsupportedError; what is wrong inside the vocabulary is
+    `source`: a Hugging Face directory or the path of its tokenizer.json, or the metadata of a GGUF file.
+    Raises FileError, FormatError or UnsupportedError; what is wrong inside the vocabulary is
     raised when it is first used.
     """
     if isinstance(source, (str, Path)):
         return Tokenizer(_DirectorySource(Path(source)))
-    return Tokenizer(_GGUFSource(source, file))
+    return Tokenizer(_GGUFSource(source))

@@ -15,12 +15,13 @@ from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
-from colibri.weights.huggingface import read_huggingface
+from colibri.weights.huggingface import ReadWeights, read_huggingface
 from colibri.weights.metadata import Metadata
+from colibri.weights.safetensors import read_directory
 from colibri.weights.tensor_info import TensorInfo
 
 MAX_LAYERS: Final = 1024
-INTERLEAVED: Final = {"llama": ("attn_q", "attn_k"), "granitemoe": ("attn_q", "attn_k")}
+INTERLEAVED: Final = {"llama": ("attn_q", "attn_k")}
 """GGUF architectures whose q and k rows are stored for rope on adjacent pairs."""
 _ANY: Final = -1
 
@@ -136,10 +137,13 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(path: str | Path, accepted: frozenset[str] | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, accepted: frozenset[str] = frozenset(BLOCK_TYPES), read_weights: ReadWeights = read_directory
+) -> Checkpoint:
     """Open a .gguf file, any file of a split, or a directory with config.json and safetensors.
 
-    accepted: block types that the caller reads; those that the engine runs where it is not given.
+    accepted: block types that the caller reads, by default those that the engine runs. read_weights: finds the tensors
+    of a directory.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the key or tensor at fault.
     """
@@ -151,24 +155,20 @@ def open_checkpoint(path: str | Path, accepted: frozenset[str] | None = None) ->
         raise FileError(f"{path}: cannot be read: {error}") from error
     if not exists:
         raise FileError(f"{path}: no such file; give a .gguf file or a directory with config.json and safetensors")
-    checkpoint = _open_directory(path) if is_directory else _open_gguf(path)
-    if accepted is not None:
-        checkpoint = replace(checkpoint, accepted=accepted)
-    _check(checkpoint)
+    checkpoint = _open_directory(path, read_weights) if is_directory else _open_gguf(path)
+    checkpoint = replace(checkpoint, accepted=accepted)
+    check(checkpoint)
     return checkpoint
 
 
-def _open_directory(path: Path) -> Checkpoint:
-    if any(path.glob("*mp_rank_*_model_states.pt")):
-        raise UnsupportedError(
-            f"{path}: is a DeepSpeed training state; its GPT-MoE models (LayerNorm, learned positions, experts "
-            "without a gate) are not run. Export the model to a Hugging Face directory of a known architecture"
-        )
+def _open_directory(path: Path, read_weights: ReadWeights) -> Checkpoint:
     if not (path / "config.json").exists():
         inside = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; give one of the files {', '.join(inside[:5])}" if inside else ""
+        if any(path.glob("*model_states.pt")):
+            hint = "; training states of DeepSpeed are run after `colibri convert`"
         raise FileError(f"{path}: holds no config.json, so it is not a model's directory{hint}")
-    metadata, tensors = read_huggingface(path)
+    metadata, tensors = read_huggingface(path, read_weights)
     name, architecture = metadata.text("general.name"), metadata.text("general.architecture")
     return Checkpoint(path, "huggingface", name, architecture, metadata, tensors, path / "tokenizer.json")
 
@@ -225,7 +225,7 @@ def _with_row_order(architecture: str, metadata: Metadata, tensors: dict[str, Te
     return tensors
 
 
-def _check(checkpoint: Checkpoint) -> None:
+def check(checkpoint: Checkpoint) -> None:
     """What holds for every model here: it is a Mixture of Experts, and its layers are there in the right shapes."""
     metadata, key = checkpoint.metadata, checkpoint.key
     if key("expert_count") not in metadata:

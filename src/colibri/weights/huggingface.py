@@ -17,7 +17,6 @@ from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import SafeTensor, supported
 from colibri.weights.tensor_info import TensorInfo
-from colibri.weights.torch_file import read_weights
 
 _REQUIRED: Final = object()
 
@@ -140,8 +139,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 
-def read_huggingface(directory: Path) -> tuple[Metadata, dict[str, TensorInfo]]:
-    """Metadata and tensors of a directory with config.json and safetensors or .bin files, in GGUF's vocabulary.
+ReadWeights = Callable[[Path], dict[str, SafeTensor]]
+
+
+def read_huggingface(directory: Path, read_weights: ReadWeights) -> tuple[Metadata, dict[str, TensorInfo]]:
+    """Metadata and tensors of a directory with config.json, in GGUF's vocabulary; read_weights finds the tensors.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the field or tensor.
     """
@@ -215,7 +217,7 @@ def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict
     theta = rope.number("rope_theta", config.number("rope_theta", family.theta))
     part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     keys = {"rope.freq_base": theta, "rope.dimension_count": int(head_dim * part)}
-    kind = rope.text("rope_type", rope.get("type", "default"))
+    kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
     if kind == "default":
         return keys
     if kind not in _SCALINGS:

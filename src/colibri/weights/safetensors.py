@@ -50,7 +50,8 @@ def read_directory(directory: Path) -> dict[str, SafeTensor]:
         return read_indexed(index, read_file)
     shards = sorted(directory.glob("model*.safetensors"))
     if not shards:
-        raise FileError(f"{directory}: holds no model*.safetensors file")
+        hint = "; PyTorch's .bin files are run after `colibri convert`" if any(directory.glob("*.bin")) else ""
+        raise FileError(f"{directory}: holds no model*.safetensors file{hint}")
     _check_complete(directory, shards)
     tensors: dict[str, SafeTensor] = {}
     for shard in shards:

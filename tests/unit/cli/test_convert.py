@@ -74,6 +74,39 @@ def test_split_and_one_expert(source: Path, tmp_path: Path) -> None:
     assert main(["convert", str(source), str(tmp_path / "x.gguf"), "-q", "q8_0", "--only-expert", "999"]) == 1
 
 
+def test_another_split_replaces_the_first_whole(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def convert(source: Path, *options: str) -> int:
+        return main(["convert", str(source), str(tmp_path / "s.gguf"), "-q", "f32", *options])
+
+    def files() -> list[str]:
+        return sorted(file.name for file in tmp_path.iterdir())
+
+    assert convert(source, "--split", "200K") == 0
+    first = files()
+    assert convert(source, "--split", "100K") == 1
+    assert convert(source) == 1
+    assert first[0] in capsys.readouterr().err
+    assert files() == first
+    assert convert(source, "--split", "100K", "--force") == 0
+    second = files()
+    assert not set(first) & set(second)
+    assert convert(tmp_path / second[0]) == 0  # the parts are the source: they stay
+    assert files() == [*second, "s.gguf"]
+    assert convert(source, "--force") == 0
+    assert files() == ["s.gguf"]
+
+
+def test_verify_tells_its_doubts(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", str(converted), str(tmp_path / "m.gguf"), "-q", "f32", "--pre-tokenizer", "of-tomorrow"]
+    assert main(command) == 0
+    assert main(["verify", "-m", str(tmp_path / "m.gguf"), "--json"]) == 0
+    assert "of-tomorrow" in last_json(capsys)["doubts"][0]
+    assert main(["verify", "-m", str(tmp_path / "m.gguf")]) == 0
+    assert "of-tomorrow" in capsys.readouterr().out
+
+
 def test_verify_finds_a_flipped_bit(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "-m", str(converted), "--json"]) == 0
     whole = last_json(capsys)

@@ -26,13 +26,14 @@ from checkpoint_files import (
 from colibri.conversion import convert as conversion
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.dequantize import READABLE
+from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.conversion.imatrix import read_imatrix
+from colibri.conversion.mixes import MIXES, Context, mix, more_bits, tensor_type
 from colibri.conversion.plan import CHECKSUMS, plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.ops import reference
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.gguf_writer import GGUFWriter, TensorSpec, Value
-from colibri.weights.quantize import MIXES, Context, mix, more_bits, tensor_type
+from colibri.weights.gguf_writer import TensorSpec, Value
 
 
 def run(source: Path, destination: Path, quantization: str = "f32", **options: Any) -> conversion.Report:
@@ -212,8 +213,9 @@ def test_another_conversion_does_not_go_on_with_what_is_left(tmp_path: Path, mon
     with monkeypatch.context() as patched:
         patched.setattr(conversion, "_read_back", stop)
         with pytest.raises(StopHereError):
-            run(source, tmp_path / "m.gguf", "q8_0")
+            run(source, tmp_path / "m.gguf", "q8_0", split_bytes=30_000)
     assert run(source, tmp_path / "m.gguf", "bf16").resumed == 0
+    assert [file.name for file in tmp_path.glob("m*")] == ["m.gguf"]
     assert read_all(tmp_path / "m.gguf")["output.weight"].shape == (96, 64)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_samples import DEEPSEEK_V3, GPT4O, LLAMA3, QWEN2, TEXTS, random_texts, train_byte_level
+from tokenizer_samples import DEEPSEEK_V3, GPT4O, LLAMA3, QWEN2, TEXTS, load_metadata, random_texts, train_byte_level
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from colibri.conversion.tokenizer_export import tokenizer_metadata
@@ -52,7 +52,7 @@ def test_the_way_of_splitting_is_found_and_the_ids_are_the_same(
     original = train_byte_level(patterns, **options)
     keys = export(write(tmp_path, original), architecture)
     assert keys["tokenizer.ggml.pre"] in names
-    rebuilt = load_tokenizer(keys)
+    rebuilt = load_metadata(keys)
     for text in [*TEXTS, *random_texts(100)]:
         assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
 
@@ -75,7 +75,7 @@ def test_roles_types_padding_and_templates(tmp_path: Path) -> None:
     assert keys["tokenizer.ggml.add_bos_token"] is False
     assert keys["tokenizer.chat_template"] == "A"
     assert keys["tokenizer.chat_template.tool_use"] == "B"
-    rebuilt = load_tokenizer(keys)
+    rebuilt = load_metadata(keys)
     assert rebuilt.eos_ids == load_tokenizer(tmp_path).eos_ids
     assert rebuilt.chat_templates == {"default": "A", "tool_use": "B"}
 
@@ -88,7 +88,7 @@ def test_a_begin_token_that_the_post_processor_adds(tmp_path: Path) -> None:
     )
     keys = export(write(tmp_path, original))
     assert keys["tokenizer.ggml.add_bos_token"] is True
-    assert load_tokenizer(keys).encode("hi") == original.encode("hi").ids
+    assert load_metadata(keys).encode("hi") == original.encode("hi").ids
 
 
 def sentencepiece_tokenizer(sentencepiece: dict[str, Any]) -> Tokenizer:
@@ -115,7 +115,7 @@ def test_sentencepiece_ids_are_the_same_with_and_without_merges(tmp_path: Path, 
     assert keys["tokenizer.ggml.token_type"].tolist().count(int(TokenType.BYTE)) == 256
     assert keys["tokenizer.ggml.add_bos_token"] is True
     scored = {key: value for key, value in keys.items() if key != "tokenizer.ggml.merges"}
-    for rebuilt in (load_tokenizer(keys), load_tokenizer(scored)):
+    for rebuilt in (load_metadata(keys), load_metadata(scored)):
         for text in [*TEXTS, *random_texts(100)]:
             assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
 

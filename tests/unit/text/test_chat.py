@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from tokenizer_samples import load_metadata
 
 from colibri.errors import ArgumentError, ColibriError, FormatError
-from colibri.text import load_tokenizer, render_chat
+from colibri.text import render_chat
 
 USER = {"role": "user", "content": "hi <b> & é 日本"}
 CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Zürich <x>"}}}
@@ -293,7 +294,7 @@ def test_a_long_conversation_renders() -> None:
 
 def test_tokenizer_renders_with_its_own_template(qwen_metadata: dict[str, Any]) -> None:
     template = "{{ bos_token }}|{{ eos_token }}|{{ messages[0].content }}"
-    tokenizer = load_tokenizer(
+    tokenizer = load_metadata(
         qwen_metadata
         | {"tokenizer.chat_template": template, "tokenizer.chat_template.tool_use": "tools:{{ tools|length }}"}
     )
@@ -304,14 +305,14 @@ def test_tokenizer_renders_with_its_own_template(qwen_metadata: dict[str, Any]) 
 
 def test_without_template_chatml_or_role_lines(qwen_metadata: dict[str, Any], llama_metadata: dict[str, Any]) -> None:
     turns = [USER | {"content": "x"}]
-    tokenizer = load_tokenizer(qwen_metadata)
+    tokenizer = load_metadata(qwen_metadata)
     assert tokenizer.render_chat(turns) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
     assert any("no chat template" in note for note in tokenizer.notes)
     llama_metadata["tokenizer.ggml.tokens"][3:5] = ["<|a|>", "<|b|>"]
-    assert load_tokenizer(llama_metadata).render_chat(turns) == "<s>user: x\nassistant:"
+    assert load_metadata(llama_metadata).render_chat(turns) == "<s>user: x\nassistant:"
 
 
 def test_a_template_of_the_wrong_kind_names_its_key(qwen_metadata: dict[str, Any]) -> None:
-    tokenizer = load_tokenizer(qwen_metadata | {"tokenizer.chat_template": 5})
+    tokenizer = load_metadata(qwen_metadata | {"tokenizer.chat_template": 5})
     with pytest.raises(FormatError, match=r"tokenizer\.chat_template"):
         tokenizer.render_chat([USER])

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_samples import TEXTS, byte_level_metadata
+from tokenizer_samples import TEXTS, byte_level_metadata, load_metadata
 
-from colibri.text import Tokenizer, load_tokenizer
+from colibri.text import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def byte_level(qwen: Any) -> Tokenizer:
-    return load_tokenizer(byte_level_metadata(qwen))
+    return load_metadata(byte_level_metadata(qwen))
 
 
 @pytest.fixture(scope="module")
 def pieces(sentencepiece: dict[str, Any]) -> Tokenizer:
-    return load_tokenizer(
+    return load_metadata(
         {
             "tokenizer.ggml.model": "llama",
             "tokenizer.ggml.tokens": sentencepiece["pieces"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_samples import QWEN2, TEXTS, byte_level_metadata, train_byte_level
+from tokenizer_samples import QWEN2, TEXTS, byte_level_metadata, load_metadata, train_byte_level
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -73,7 +73,7 @@ def test_sentencepiece_pieces(tmp_path: Path, sentencepiece: dict[str, Any], met
 
 def test_directory_and_gguf_agree(tmp_path: Path, backend: Backend) -> None:
     directory = load_tokenizer(write(tmp_path, backend))
-    rebuilt = load_tokenizer(byte_level_metadata(backend))
+    rebuilt = load_metadata(byte_level_metadata(backend))
     for text in TEXTS:
         assert directory.encode(text, add_special=False) == rebuilt.encode(text, add_special=False)
     for token in range(directory.vocab_size + 3):

@@ -202,7 +202,7 @@ def test_typed_metadata_names_the_key() -> None:
     )
     wrong = [
         (metadata.floats, "scores"), (metadata.strings, "tokens"), (metadata.strings, "text"), (metadata.flag, "flag"),
-        (metadata.text, "text"), (metadata.number, "number"), (metadata.number, "big"), (metadata.integers, "tokens"),
+        (metadata.text, "text"), (metadata.number, "number"), (metadata.number, "big"), (metadata.integers, "text"),
         (metadata.integer, "scores"), (metadata.floats, "absent"),
     ]  # fmt: skip
     for getter, key in wrong:

@@ -149,7 +149,7 @@ def test_yarn_mscale(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantization_config 'fp8'"),
         ({"rope_scaling": {"type": "longrope", "factor": 4}}, UnsupportedError, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, FormatError, "factor is missing"),
-        ({"rope_scaling": {"type": ["linear"]}}, FormatError, "rope_type"),
+        ({"rope_scaling": {"type": ["linear"]}}, FormatError, "type is list"),
         ({"rope_scaling": "linear"}, FormatError, "rope_parameters"),
         ({"rope_theta": "10000"}, FormatError, "rope_theta"),
         ({"rope_theta": 10**400}, FormatError, "rope_theta"),

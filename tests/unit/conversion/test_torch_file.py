@@ -16,9 +16,9 @@ from checkpoint_files import directory_config, directory_tensors, write_director
 from torch_files import Storage, Tensor, save, write_zip
 
 from colibri.conversion.convert import Options, convert
+from colibri.conversion.source import open_source
+from colibri.conversion.torch_file import read_file
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.torch_file import read_file
 
 RNG = np.random.default_rng(5)
 
@@ -66,15 +66,9 @@ def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path,
         save(torch / f"pytorch_model-{shard + 1:05d}-of-{shards:05d}.bin", part)
     for source in (safe, torch):
         options = Options("q8_0", name="same")
-        convert(open_checkpoint(source), tmp_path / f"{source.name}.gguf", options)
+        convert(open_source(source), tmp_path / f"{source.name}.gguf", options)
     assert (tmp_path / "safe.gguf").read_bytes() == (tmp_path / "torch.gguf").read_bytes()
     assert directory_config("mixtral")["model_type"] == "mixtral"
-
-
-def test_training_states_of_deepspeed_are_named(tmp_path: Path) -> None:
-    save(tmp_path / "mp_rank_00_model_states.pt", {"module": {}})
-    with pytest.raises(UnsupportedError, match="DeepSpeed"):
-        open_checkpoint(tmp_path)
 
 
 class Hostile:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from checkpoint_files import model_metadata, model_tensors, values_of, write_model
 
+from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.errors import ArgumentError, FileError
 from colibri.weights.gguf import read_gguf
-from colibri.weights.gguf_writer import VALUE_CODES, GGUFWriter, TensorSpec, Value
+from colibri.weights.gguf_writer import VALUE_CODES, TensorSpec, Value
 
 ALL_KINDS: dict[str, Any] = {
     "uint8": 200, "int8": -100, "uint16": 60_000, "int16": -30_000, "uint32": 4_000_000_000, "int32": -2_000_000_000,

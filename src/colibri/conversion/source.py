@@ -1,0 +1,14 @@
+"""Opens whatever can be converted: what the engine runs, more block types, and PyTorch's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from colibri.conversion.dequantize import READABLE
+from colibri.conversion.torch_file import read_weights
+from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+
+
+def open_source(path: Path) -> Checkpoint:
+    """A checkpoint to convert. Raises FileError, FormatError or UnsupportedError."""
+    return open_checkpoint(path, READABLE, read_weights)
