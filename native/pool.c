@@ -340,3 +340,23 @@ static void region(pool_function *function, void *context, bool everyone) {
 void pool_run(pool_function *function, void *context) { region(function, context, true); }
 
 void pool_share(pool_function *function, void *context) { region(function, context, false); }
+
+/* ---- items ---------------------------------------------------------------------------------------------------- */
+
+static struct { _Alignas(64) atomic_int next; int end; } ranges[POOL_MAX_THREADS];
+
+void pool_divide(int count) {
+    for (int t = 0, first = 0; t < pool.threads; first = ranges[t++].end) {
+        atomic_store_explicit(&ranges[t].next, first, memory_order_relaxed);
+        ranges[t].end = (int)((int64_t)count * (t + 1) / pool.threads);
+    }
+}
+
+int pool_item(int thread) {
+    for (int i = 0, t = thread; i < pool.threads; i++, t = t + 1 < pool.threads ? t + 1 : 0) {
+        if (atomic_load_explicit(&ranges[t].next, memory_order_relaxed) >= ranges[t].end) continue;
+        const int item = pool_next(&ranges[t].next);
+        if (item < ranges[t].end) return item;
+    }
+    return -1;
+}

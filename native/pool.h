@@ -29,8 +29,13 @@ void *pool_scratch(size_t bytes);
 void pool_run(pool_function *function, void *context);
 
 /* As pool_run, but a thread that has not woken up when the others are through is left out: work has to be taken
- * from a counter (pool_next), never from `thread`. Use it wherever work is taken from a counter. */
+ * from a counter (pool_next, pool_item). Use it wherever work is. */
 void pool_share(pool_function *function, void *context);
+
+/* Items 0..count-1 of the next region, to be taken with pool_item: each thread has a range of neighbours, since memory is
+ * read fastest from end to end, and when it is through with its own it takes from the others'. -1: none is left. */
+void pool_divide(int count);
+int pool_item(int thread);
 
 #ifdef __cplusplus
 }

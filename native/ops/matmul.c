@@ -4,7 +4,7 @@
 
 enum {
     FLOAT_COLUMNS = 6, /* four sums each: 24 of 32 registers */
-    AHEAD = 16384,     /* bytes; of 2, 4, 8 and 16 KiB the best */
+    AHEAD = 6144,      /* bytes; of 2 to 16 KiB the best */
     CHUNK = 64,        /* columns whose sums are kept, and that stay in the second cache between tiles */
 };
 
@@ -142,9 +142,10 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* Asks for the bytes AHEAD of these; a processor's own guess comes later and ends with the page. */
+/* Asks for the bytes AHEAD of these, into the first cache; a processor's own guess comes later and ends with the page.
+ * Not unrolled: a processor waits when it is asked for many lines at once. */
 VEC void prefetch(const uint8_t *p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 2);
+    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 3);
 }
 
 /* All columns of a panel, in blocks of equal size up to `widest`. The panel was made from `bytes` of the tile; each block

@@ -14,12 +14,12 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-struct read_job { const uint8_t *data; int parts; atomic_int next, sum; };
+struct read_job { const uint8_t *data; int parts; atomic_int sum; };
 
 static void read_parts(void *context, int thread, int threads) {
-    (void)thread, (void)threads;
+    (void)threads;
     struct read_job *job = context;
-    for (int part; (part = pool_next(&job->next)) < job->parts;)
+    for (int part; (part = pool_item(thread)) >= 0;)
         atomic_fetch_add(&job->sum, kernels->read_all(job->data + (size_t)part * PART, PART));
 }
 
@@ -32,13 +32,13 @@ static void fill_parts(void *context, int thread, int threads) {
 }
 
 int region_measure_read(void *data, size_t bytes, double seconds, double *rates, int most) {
-    struct read_job job = {data, (int)(bytes / PART), 0, 0};
+    struct read_job job = {.data = data, .parts = (int)(bytes / PART)};
     pool_lock();
     pool_run(fill_parts, &job);
     int count = 0;
     for (const double end = now() + seconds; count < most && (count == 0 || now() < end);) {
         const double start = now();
-        atomic_store(&job.next, 0);
+        pool_divide(job.parts);
         pool_share(read_parts, &job);
         rates[count++] = (double)job.parts * PART / (now() - start);
     }

@@ -16,7 +16,6 @@ struct work {
     bool exact, accumulate;
     int item_tiles[MOST_WEIGHTS], items[MOST_WEIGHTS]; /* of one range of columns */
     int column_ranges, items_a_range;
-    atomic_int next;
 };
 
 static void run_item(const struct work *work, int i, int first_tile, int range) {
@@ -39,8 +38,8 @@ static void run_item(const struct work *work, int i, int first_tile, int range) 
 
 static void run_items(void *context, int thread, int threads) {
     struct work *work = context;
-    (void)thread, (void)threads;
-    for (int item; (item = pool_next(&work->next)) < work->items_a_range * work->column_ranges;) {
+    (void)threads;
+    for (int item; (item = pool_item(thread)) >= 0;) {
         int i = 0, within = item % work->items_a_range;
         while (within >= work->items[i]) within -= work->items[i++];
         run_item(work, i, within * work->item_tiles[i], item / work->items_a_range);
@@ -60,6 +59,7 @@ static void split(struct work *work) {
         work->items[i] = round_up_to(round_up_to(work->weights[i].rows, TILE_ROWS), work->item_tiles[i]);
         work->items_a_range += work->items[i];
     }
+    pool_divide(work->items_a_range * work->column_ranges);
 }
 
 int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,

@@ -31,7 +31,6 @@ struct moe {
     size_t h_stride;
     atomic_int *left; /* (shares, blocks of ITEM_ROWS): items of region 1 to go until the block of h is whole */
     int item_rows, items_a_share;
-    atomic_int next;
 };
 
 /* ---- who computes what ---- */
@@ -149,19 +148,19 @@ static void second_item(struct moe *m, int share_index, int row) {
 
 /* ---- the two regions ---- */
 
-static inline void run_items(struct moe *m, void (*run)(struct moe *, int share, int row)) {
-    for (int item; (item = pool_next(&m->next)) < m->share_count * m->items_a_share;)
+static inline void run_items(struct moe *m, int thread, void (*run)(struct moe *, int share, int row)) {
+    for (int item; (item = pool_item(thread)) >= 0;)
         run(m, item / m->items_a_share, item % m->items_a_share * m->item_rows);
 }
-static void first_items(void *context, int thread, int threads) { (void)thread, (void)threads; run_items(context, first_item); }
-static void second_items(void *context, int thread, int threads) { (void)thread, (void)threads; run_items(context, second_item); }
+static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, first_item); }
+static void second_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, second_item); }
 
 /* Rows an item: a power of two from 16 to ITEM_ROWS, so that blocks of activations are made of whole items. */
 static void split(struct moe *m, int rows, size_t tile_bytes) {
     m->item_rows = TILE_ROWS;
     while (m->item_rows < ITEM_ROWS && (size_t)(m->item_rows / TILE_ROWS) * tile_bytes < ITEM_BYTES) m->item_rows *= 2;
     m->items_a_share = round_up_to(rows, m->item_rows);
-    atomic_store(&m->next, 0);
+    pool_divide(m->share_count * m->items_a_share);
 }
 
 static void count_items_of_blocks(struct moe *m) {

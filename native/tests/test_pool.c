@@ -8,7 +8,7 @@
 #include "require.h"
 #include "pool.h"
 
-struct count { int calls[POOL_MAX_THREADS], threads; atomic_int next, taken; };
+struct count { int calls[POOL_MAX_THREADS], threads; atomic_int next, taken; atomic_int seen[100]; };
 
 static void count_calls(void *context, int thread, int threads) {
     struct count *count = context;
@@ -20,6 +20,12 @@ static void take_items(void *context, int thread, int threads) {
     (void)thread, (void)threads;
     struct count *count = context;
     while (pool_next(&count->next) < 100) atomic_fetch_add(&count->taken, 1);
+}
+
+static void take_ranges(void *context, int thread, int threads) {
+    (void)threads;
+    struct count *count = context;
+    for (int item; (item = pool_item(thread)) >= 0;) atomic_fetch_add(&count->seen[item], 1);
 }
 
 static void check_regions(int threads, int rounds) {
@@ -34,6 +40,9 @@ static void check_regions(int threads, int rounds) {
         atomic_store(&count.taken, 0);
         pool_share(take_items, &count);
         REQUIRE(atomic_load(&count.taken) == 100);
+        pool_divide(i % 101);
+        pool_share(take_ranges, &count);
+        for (int item = 0; item < 100; item++) REQUIRE(atomic_exchange(&count.seen[item], 0) == (item < i % 101));
     }
 }
 
