@@ -30,12 +30,19 @@ static bool has_avx512_vnni(void) {
     const unsigned wanted = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
     return (b & wanted) == wanted && (c & bit_AVX512VNNI);
 }
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+static bool has_neon_dotprod(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 #endif
 
 bool cpu_has(const char *isa) {
 #if defined(__x86_64__)
     if (!strcmp(isa, "avx2")) return has_avx2();
     if (!strcmp(isa, "avx512_vnni")) return has_avx512_vnni();
+#elif defined(__aarch64__)
+    if (!strcmp(isa, "neon_dotprod")) return has_neon_dotprod();
 #endif
     return !strcmp(isa, "portable");
 }

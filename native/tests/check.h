@@ -1,4 +1,5 @@
-/* What the tests of the kernels share: deterministic random weights and activations, and a count of failures. */
+/* What the tests of the kernels share: a count of failures, deterministic random weights and activations, and the digest
+ * of all results. */
 #ifndef COLIBRI_TESTS_CHECK_H
 #define COLIBRI_TESTS_CHECK_H
 #include <math.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #include "dispatch.h"
+#include "require.h"
 
 static int failures;
 #define CHECK(condition, ...)                                                    \
@@ -64,4 +66,27 @@ static inline uint8_t *random_plain(int type, int rows, int k) {
     return plain;
 }
 
+/* All results in one number (FNV-1a). */
+static uint64_t digest;
+static inline void note(const void *results, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        digest = (digest ^ ((const uint8_t *)results)[i]) * 0x100000001b3;
+}
+
+/* Runs the check with every table that this processor can run and the same random numbers: what it notes has to be the
+ * same. Prints the digest, for comparison with other machines; returns the exit status. */
+static inline int check_tables(void (*check)(const struct kernels *table)) {
+    uint64_t portable = 0;
+    for (int i = isa_count() - 1; i >= 0; i--) { /* portable is the last */
+        const struct kernels *table = kernels_for(isa_name(i));
+        if (!table) continue;
+        random_state = 1, digest = 0xcbf29ce484222325;
+        check(table);
+        if (i == isa_count() - 1) portable = digest;
+        CHECK(digest == portable, "%s: other bits than portable", table->isa);
+    }
+    printf("%016llx\n", (unsigned long long)portable);
+    if (failures) printf("%d failures\n", failures);
+    return failures != 0;
+}
 #endif

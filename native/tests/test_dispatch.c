@@ -1,4 +1,5 @@
-/* Every table of the build is complete, whatever this processor can run, and only what it can run is chosen. */
+/* Every table of the build is complete, whatever this processor can run, and only what it can run is chosen. Prints what
+ * it can run. */
 #include <string.h>
 
 #include "cpu.h"
@@ -19,6 +20,7 @@ int main(void) {
         REQUIRE(!table == !cpu_has(isa_name(i)));
         if (table) check_complete(table);
         if (table) REQUIRE(use_isa(isa_name(i)) && kernels == table);
+        if (table) printf("%s\n", table->isa);
     }
     REQUIRE(!strcmp(isa_name(isa_count() - 1), "portable") && kernels_for("portable"));
     REQUIRE(!kernels_for("altivec") && !use_isa("altivec"));

@@ -1,5 +1,5 @@
 /* The vector vocabulary of one instruction set. The build compiles each file of ops once per set with one of
- * COLIBRI_VEC_PORTABLE, COLIBRI_VEC_AVX2 or COLIBRI_VEC_AVX512_VNNI defined; no intrinsic appears outside native/vec.
+ * COLIBRI_VEC_PORTABLE, _AVX2, _AVX512_VNNI or _NEON_DOTPROD defined; no intrinsic appears outside native/vec.
  *
  *   vf  16 floats        vi  16 int32        vb  64 bytes: 16 lanes (rows) of 4 bytes (values of k)
  *
@@ -26,6 +26,11 @@
 #define VEC_UNROLL _Pragma("GCC unroll 16")
 #define VEC_ACCUMULATORS 4
 #include "avx2.h"
+#elif defined(COLIBRI_VEC_NEON_DOTPROD)
+#define COLIBRI_FN(name) name##_neon_dotprod
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 4
+#include "neon_dotprod.h"
 #else
 #define COLIBRI_FN(name) name##_portable
 #define VEC_UNROLL _Pragma("GCC unroll 1")
