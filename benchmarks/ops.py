@@ -46,6 +46,14 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
+def router(tokens: int, experts: int, chosen: int, score: str) -> Callable[[], object]:
+    """The choice for a batch: one op from logits to ids and weights."""
+    ids, weights = ops.tensor("I32", (tokens, chosen)), ops.tensor("F32", (tokens, chosen))
+    logits = ops.tensor("F32", (tokens, experts))
+    logits.numpy()[...] = np.random.default_rng(0).normal(0, 2, logits.shape)
+    return lambda: ops.router(ids, weights, logits, score, True)
+
+
 def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, threads: int) -> float:
     """Seconds of attention of the last `tokens` of a context."""
     ops.set_threads(threads)
@@ -70,6 +78,11 @@ def main() -> None:
     print(f"{ops.isa()}, {ops.cpus()} processors")
     for name, call in calls().items():
         print(f"{name:12} {best_ns(call):8.0f} ns")
+    for threads in sorted({1, min(2, ops.cpus())}):
+        ops.set_threads(threads)
+        for score in ("softmax", "sigmoid"):
+            microseconds = best_ns(router(64, 128, 8, score), repeat=100) / 1e3
+            print(f"router, 64 tokens, 8 of 128 experts, {score}, {threads} threads: {microseconds:6.1f} us")
     for name, heads, kv_heads, dim in [("qwen3moe", 32, 4, 128), ("olmoe", 16, 16, 128), ("gpt-oss", 64, 8, 64)]:
         for tokens, context in [(512, 512), (1, 512), (1, 8192)]:
             for threads in {1, min(2, ops.cpus())}:
