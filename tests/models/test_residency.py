@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from checkpoint_files import HIDDEN, WIDTH, model_metadata, model_tensors, write_model
 
 from colibri.config import SamplingParams
+from colibri.engine import loading
 from colibri.engine.model import Model
+from colibri.experts.machine import MachineMemory
 from colibri.experts.stats import NO_EXPERT
 from colibri.experts.swap import export_expert
 from colibri.weights.gguf_writer import TensorSpec
@@ -18,6 +22,7 @@ from colibri.weights.gguf_writer import TensorSpec
 from .conftest import GOLDEN, golden_of
 
 Load = Callable[..., Model]
+TOOL = Path(__file__).parents[2] / "tools" / "make_random_moe.py"
 PATHS = [
     pytest.param(GOLDEN / "mixtral-window-f16", id="mixtral-window-f16"),
     pytest.param(GOLDEN / "qwen3_moe-quantized" / "model.gguf", id="qwen3_moe-quantized"),
@@ -102,3 +107,38 @@ def test_an_expert_swapped_and_taken_back(load: Load, tmp_path: Path) -> None:
     for expert in range(model.config.experts):
         model.revert_expert(expert)
     np.testing.assert_array_equal(model.infer(ids), before)
+
+
+def test_reading_ahead_for_several_sequences(load: Load) -> None:
+    path = GOLDEN / "mixtral-window-f16"
+    ids = golden_of(path)["long_ids"].tolist()
+    prompts = [ids[start : start + 6] for start in (0, 20, 40)]
+    whole = load(path)
+    expected = [tokens(whole, prompt) for prompt in prompts]
+    model = load(path, sequences=3)
+    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, 4))
+    model.experts._trial = Always(True)  # type: ignore[assignment]
+    running = [model.generate(prompt, GREEDY) for prompt in prompts]
+    found = zip(*([(token.id, token.logprob) for token in step] for step in zip(*running, strict=True)), strict=True)
+    assert [list(one) for one in found] == expected
+    assert model.experts.counters.prefetched > 0
+
+
+def test_chunks_grow_where_experts_do_not_fit(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    make = [sys.executable, str(TOOL), str(path), "--shape", "tiny", "--experts", "32", "--quantization", "q4_0"]
+    subprocess.run(make, check=True, capture_output=True)
+    monkeypatch.setattr(loading, "detect_memory", lambda: MachineMemory(1 << 34, 1 << 34, 50 << 20))
+    ids = list(range(60))
+    whole = load(path, chunk=8, context=100)
+    assert whole.engine.decoder.workspace.capacity == 8
+    ram = whole.plan.floor + whole.plan.all_expert_bytes // 3
+    part = load(path, chunk=8, context=100, ram=ram)
+    assert not part.plan.fits
+    assert 8 < part.engine.decoder.workspace.capacity <= 100
+    assert part.plan.resident_share > 0.3
+    np.testing.assert_array_equal(part.infer(ids), whole.infer(ids))
+    several = load(path, chunk=8, context=100, sequences=2, ram=ram + whole.plan.needs.cache)
+    assert several.engine.decoder.workspace.capacity == 8  # others wait for their tokens meanwhile

@@ -14,7 +14,7 @@ import click
 import colibri
 from colibri.cli.options import load_options
 from colibri.cli.output import rate, size
-from colibri.cli.progress import Progress
+from colibri.cli.progress import Progress, prefilling
 from colibri.config import Precision, SamplingParams
 from colibri.engine.generation import Generation
 from colibri.engine.model import Model
@@ -192,8 +192,7 @@ class Conversation:
 
     def _stream(self, generation: Generation) -> None:
         """Pass the text on as it is made; Ctrl-C ends it."""
-        total = len(generation.prompt_ids)
-        progress = Progress(lambda: f"prefilling {generation.prefilled} of {total} tokens")
+        progress = prefilling(generation)
         try:
             with generation, progress:
                 for token in generation:

@@ -32,20 +32,21 @@ def command(
     if threads is not None:
         ops.set_threads(threads)
     options = LoadOptions(path=model, ram=ram, threads=threads, context=context, precision=precision)
-    checkpoint, config, store, plan = plan_model(options)
+    made = plan_model(options)
+    plan = made.plan
     meter = Meter()
     meter.measure(MEASURE_SECONDS)
-    disk = measure_disk(store)
-    weight_bytes = demand(checkpoint, config).weight_bytes
+    disk = measure_disk(made.store, MEASURE_SECONDS)
+    weight_bytes = demand(made.checkpoint, made.config).weight_bytes
     rates = (1.0,) if plan.fits else (plan.most_expert_bytes / plan.all_expert_bytes, *HIT_RATES)
     rows = [forecast(plan, weight_bytes, meter.read.median, disk, rate) for rate in rates]
     if as_json:
-        print_json(_fields(plan, rows, meter.read.median, disk))
+        print_json(_fields(plan, rows, meter.read.median, disk.rate))
         return
     console = Console(highlight=False)
     console.print(_memory(plan))
     console.print(
-        f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory, {disk / 1e9:.2f} GB/s from disk"
+        f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory, {disk.rate / 1e9:.2f} GB/s from disk"
     )
     console.print(_speeds(plan, rows))
     for note in plan.notes:

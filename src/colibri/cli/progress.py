@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from colibri.engine.generation import Generation
+
 PATIENCE_S = 1.0  # quicker work says nothing
 REDRAW_S = 0.2
 LINE_S = 10.0  # between lines where stderr is a file
@@ -16,11 +18,13 @@ LINE_S = 10.0  # between lines where stderr is a file
 class Progress:
     """Shows `message()` and the seconds gone by on stderr, from the first second on, until the with block ends.
 
-    On a terminal it is one line that is redrawn and wiped away; elsewhere a new line every ten seconds.
+    On a terminal it is one line that is redrawn and wiped away; elsewhere a new line every ten seconds. `share`: the
+    part that is done, 0 to 1, from which the time left is estimated.
     """
 
-    def __init__(self, message: Callable[[], str]) -> None:
+    def __init__(self, message: Callable[[], str], share: Callable[[], float] | None = None) -> None:
         self._message = message
+        self._share = share
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
@@ -47,10 +51,22 @@ class Progress:
         before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
         while True:
             gone = time.monotonic() - self._start
-            sys.stderr.write(f"{before}{self._message()}  {gone:.1f} s{after}")
+            share = self._share() if self._share is not None else 0.0
+            left = f", about {gone / share - gone:.0f} s left" if share > 0 else ""
+            sys.stderr.write(f"{before}{self._message()}  {gone:.1f} s{left}{after}")
             sys.stderr.flush()
             if self._ended.wait(REDRAW_S if terminal else LINE_S):
                 break
         if terminal:
             sys.stderr.write(before)
             sys.stderr.flush()
+
+
+def prefilling(generation: Generation) -> Progress:
+    """How far the prompt is, until the first token comes."""
+    tokens = len(generation.prompt_ids)
+
+    def share() -> float:
+        return (generation.prefilled - generation.cached) / (tokens - generation.cached)
+
+    return Progress(lambda: f"prefilling {generation.prefilled} of {tokens} tokens", share)

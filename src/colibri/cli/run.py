@@ -11,7 +11,7 @@ import click
 import colibri
 from colibri.cli.options import TokenIds, load_options, sampling_options
 from colibri.cli.output import print_json, rate, size
-from colibri.cli.progress import Progress
+from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import read_text
 from colibri.config import Precision, SamplingParams
 from colibri.engine.generation import Generation
@@ -63,8 +63,7 @@ def _prompt(prompt: str | None, prompt_ids: list[int] | None) -> str | list[int]
 
 def _stream(generation: Generation, *, quiet: bool, trace: TokenTrace | None) -> bool:
     """Pass the text on as it is made; False when Ctrl-C ended it."""
-    prompt_tokens = len(generation.prompt_ids)
-    progress = Progress(lambda: f"prefilling {generation.prefilled} of {prompt_tokens} tokens")
+    progress = prefilling(generation)
     try:
         with progress:
             for token in generation:

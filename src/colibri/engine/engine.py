@@ -190,12 +190,14 @@ class Engine:
             start = sequence.computed
             self._fill(row, number, sequence.ids[start : start + count], start)
             row += count
+            sequence.computing = count
         rows = self._run(row, [sequence.table for sequence, _ in work])
         self._check_weights(self.decoder.weights_version)
         row = 0
         for sequence, count in work:
             if sequence.prompt_watcher is not None and sequence.computed < sequence.prompt_length:
                 self._report(sequence, sequence.prompt_watcher, rows, row, count)
+            sequence.computing = 0
             sequence.computed += count
             row += count
             if sequence.lease is not None and sequence.computed % ops.KV_BLOCK < count:

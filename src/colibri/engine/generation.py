@@ -43,8 +43,10 @@ class Generation(Iterator[Token]):
 
     @property
     def prefilled(self) -> int:
-        """Tokens of the prompt that went through the layers so far."""
-        return min(self._sequence.computed, self._sequence.prompt_length)
+        """Tokens of the prompt that went through the layers so far; those under way count by the layers done."""
+        decoder = self._engine.decoder
+        under_way = self._sequence.computing * decoder.layer // decoder.config.layers
+        return min(self._sequence.computed + under_way, self._sequence.prompt_length)
 
     @property
     def cached(self) -> int:

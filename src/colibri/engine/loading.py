@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from colibri import ops
@@ -28,6 +29,8 @@ from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
 QUANTIZED_BYTES = 1.3  # of a value in both activation formats at most
 SCRATCH_BYTES = 4 + QUANTIZED_BYTES
+ROWS_AN_EXPERT = 128  # for which an expert is computed while it could be read from a disk, about
+CHUNK_SHARE = 16  # of the room for slots: what a longer chunk may take
 
 
 def load(
@@ -55,15 +58,47 @@ def load(
     )  # fmt: skip
 
 
-def plan_model(options: LoadOptions) -> tuple[Checkpoint, ModelConfig, ExpertStore, Plan]:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model whose memory is divided and whose weights are not read yet."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    context: int
+    store: ExpertStore
+    weights: DenseWeights
+    cache: SharedCache
+    workspace: Workspace
+    plan: Plan
+
+
+def plan_model(options: LoadOptions) -> Prepared:
     """How the memory of this model would be divided; reads no weights."""
     checkpoint = open_checkpoint(model_path(options.path))
     config = model_config(checkpoint)
     context = _context(config, options.context)
     store = ExpertStore(checkpoint, config.layers)
+    weights = DenseWeights(checkpoint)
     cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
     workspace = Workspace(config, min(options.chunk, options.sequences * context))
-    return checkpoint, config, store, _plan(config, options, store, DenseWeights(checkpoint), cache, workspace, context)
+    machine = detect_memory()
+    budget = default_budget(machine) if options.ram is None else options.ram
+
+    def plan() -> Plan:
+        needs = Needs(
+            process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
+            workspace=_working_bytes(config, workspace) + table_bytes(config.rope, context),
+            staging=(READERS + 1) << 20,
+        )  # fmt: skip
+        return make_plan(store, config.experts_per_token, needs, budget)
+
+    divided = plan()
+    if options.sequences == 1:  # nobody waits for a token while a long chunk is computed
+        chunk = min(context, _chunk(config, workspace, divided))
+        if chunk > workspace.capacity:
+            workspace = Workspace(config, chunk)
+            divided = plan()
+    return Prepared(checkpoint, config, context, store, weights, cache, workspace, divided)
 
 
 def open_model(options: LoadOptions) -> Model:
@@ -71,30 +106,25 @@ def open_model(options: LoadOptions) -> Model:
     start = time.perf_counter()
     if options.threads is not None:
         ops.set_threads(options.threads)
-    checkpoint = open_checkpoint(model_path(options.path))
-    config = model_config(checkpoint)
-    context = _context(config, options.context)
-    tokenizer = tokenizer_of(checkpoint)
-    store = ExpertStore(checkpoint, config.layers)
     try:
-        weights = DenseWeights(checkpoint)
-        cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
-        workspace = Workspace(config, min(options.chunk, options.sequences * context))
-        plan = _plan(config, options, store, weights, cache, workspace, context)
+        made = plan_model(options)
+        checkpoint, config, plan = made.checkpoint, made.config, made.plan
+        tokenizer = tokenizer_of(checkpoint)
         limits = None if plan.fits else plan.limits_beside(0)
-        experts = Residency(store, config.experts_per_token, limits=limits, chunk=workspace.capacity)
+        experts = Residency(made.store, config.experts_per_token, limits=limits, chunk=made.workspace.capacity)
         if not plan.fits:
-            cache.on_growth = lambda nbytes: experts.set_limits(plan.limits_beside(nbytes))
+            made.cache.on_growth = lambda nbytes: experts.set_limits(plan.limits_beside(nbytes))
         exact = options.precision == "exact"
-        decoder = Decoder(config, weights, experts, workspace, context=context, exact=exact)
-        weights.read(ops.threads())
+        decoder = Decoder(config, made.weights, experts, made.workspace, context=made.context, exact=exact)
+        made.weights.read(ops.threads())
         if not plan.fits:
             experts.learn(Heat(checkpoint.fingerprint()))
     except MemoryError as error:
-        raise MemoryBudgetError(f"{checkpoint.path}: the system refused the memory for this model: {error}") from error
-    engine = Engine(decoder, cache, workspace.capacity)
+        path = model_path(options.path)
+        raise MemoryBudgetError(f"{path}: the system refused the memory for this model: {error}") from error
+    engine = Engine(decoder, made.cache, made.workspace.capacity)
     return Model(
-        checkpoint, config, engine, experts, plan, tokenizer, context=context, load_s=time.perf_counter() - start
+        checkpoint, config, engine, experts, plan, tokenizer, context=made.context, load_s=time.perf_counter() - start
     )
 
 
@@ -115,26 +145,24 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     return load_tokenizer(source) if there else None
 
 
-def _scratch_bytes(config: ModelConfig, rows: int) -> int:
-    """What the native regions take beside the workspace for a step of so many rows.
+def _working_bytes(config: ModelConfig, workspace: Workspace) -> int:
+    """What steps take: the workspace, and the native regions beside it.
 
-    Each chosen expert's activations in float32 and quantised, the quantised input; the pool adds a quarter.
+    These keep each chosen expert's activations in float32 and quantised, and the quantised input; the pool adds a
+    quarter.
     """
     chosen = config.experts_per_token * config.expert_intermediate
     widest = max(chosen, config.intermediate)
     inputs = max(config.hidden_size, config.query_width)
-    return int(1.25 * rows * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs))
+    scratch = 1.25 * workspace.capacity * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs)
+    return workspace.nbytes + int(scratch)
 
 
-def _plan(
-    config: ModelConfig, options: LoadOptions, store: ExpertStore, weights: DenseWeights, cache: SharedCache,
-    workspace: Workspace, context: int,
-) -> Plan:  # fmt: skip
-    machine = detect_memory()
-    needs = Needs(
-        process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
-        workspace=workspace.nbytes + table_bytes(config.rope, context) + _scratch_bytes(config, workspace.capacity),
-        staging=(READERS + 1) << 20,
-    )  # fmt: skip
-    budget = default_budget(machine) if options.ram is None else options.ram
-    return make_plan(store, config.experts_per_token, needs, budget)
+def _chunk(config: ModelConfig, workspace: Workspace, plan: Plan) -> int:
+    """Rows of a chunk in which computing an expert takes about as long as reading it.
+
+    A chunk reads each expert that is not there once. Longer ones take memory from the slots, so they may take little.
+    """
+    wanted = ROWS_AN_EXPERT * (1 - plan.resident_share) * config.experts / config.experts_per_token
+    spare = min(plan.room // CHUNK_SHARE, plan.budget - plan.floor)
+    return min(int(wanted), workspace.capacity + spare * workspace.capacity // _working_bytes(config, workspace))

@@ -53,6 +53,7 @@ class Sequence:
         self.ids = list(prompt)  # prompt and generated
         self.prompt_length = len(prompt)
         self.computed = 0  # tokens whose keys and values are in the cache
+        self.computing = 0  # tokens that go through the layers now
         self.cached = 0  # of these, tokens that were there before it came
         self.prompt_watcher = prompt_watcher
         self.lease: Lease | None = None

@@ -76,20 +76,28 @@ class NextUse:
         self._rows = 1  # of the next step, as far as one can tell
         self._layer = 0
         self._layer_of = np.repeat(np.arange(layers), experts)
+        self._values: Values | None = None  # until something changes
 
     def touch(self, layer: int, keys: Sequence[int], uses: Uses | None = None, rows: int = 1) -> None:
         """A step needed these experts of one layer."""
         self._frequency.touch(layer, keys, uses, rows)
         self._layer = layer
+        self._values = None
         again = rows <= MOST_SEQUENCES or (self._chunk is not None and rows >= self._chunk)
         self._rows = rows if again else 1  # a prompt's last chunk is followed by single tokens
 
     def warm(self, shares: Values, tokens: float) -> None:
         """Uses as of those tokens."""
         self._frequency.warm(shares, tokens)
+        self._values = None
 
     def values(self) -> Values:
-        """Minus the expected number of layer steps until the next use."""
+        """Minus the expected number of layer steps until the next use (keys,); the lowest goes first."""
+        if self._values is None:
+            self._values = self._expected()
+        return self._values
+
+    def _expected(self) -> Values:
         unit = self._frequency.unit
         probability = (self._frequency.counts + self._prior * unit) / (self._frequency.tokens + unit)
         if self._rows > 1:

@@ -17,6 +17,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
+from colibri.experts.store import ExpertStore
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -102,7 +103,7 @@ class ExpertReader:
     def __init__(self, largest_stripe: int, direct: bool = True, read: PositionedRead = _read) -> None:
         self._direct = direct
         self._read = read
-        self._staging_bytes = max(PIECE, largest_stripe) + 2 * ALIGNMENT
+        self._staging_bytes = PIECE + largest_stripe + 2 * ALIGNMENT
         self._files: dict[Path, ExpertFile] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -112,7 +113,7 @@ class ExpertReader:
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, int]]:
         """(first row, rows) of the pieces in which a matrix is read; any thread may read any of them."""
         rows = info.shape[0]
-        step = max(STRIPE, PIECE // info.row_bytes // STRIPE * STRIPE)
+        step = -(-rows // -(-info.nbytes // PIECE) // STRIPE) * STRIPE  # equal pieces: the last is not a small one
         for first in range(0, rows, step):
             yield first, min(step, rows - first)
 
@@ -191,6 +192,12 @@ class ExpertReader:
             done += count
             if descriptor == file.direct_descriptor and done % ALIGNMENT:
                 descriptor = file.buffered  # a direct read must start on a block; the file's end does not
+
+
+def largest_stripe(store: ExpertStore) -> int:
+    """Bytes of the largest 16 rows of a model's experts."""
+    parts = [part for layer in store.moe_layers() for part in store.base(layer, 0).parts]
+    return STRIPE * max(part.row_bytes for part in parts)
 
 
 class _DirectRefusedError(Exception):

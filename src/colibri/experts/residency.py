@@ -15,9 +15,9 @@ from colibri.experts.heat import Heat
 from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
-from colibri.experts.policy import NextUse, Uses
+from colibri.experts.policy import MOST_SEQUENCES, NextUse, Uses
 from colibri.experts.prefetch import Ahead, Trial
-from colibri.experts.reading import STRIPE, ExpertReader
+from colibri.experts.reading import ExpertReader, largest_stripe
 from colibri.experts.stats import ResidencyCounters, RoutingStats
 from colibri.experts.store import ExpertStore, Layout
 
@@ -50,7 +50,7 @@ class Residency:
     ) -> None:
         self.store = store
         self.routing = RoutingStats(store.layers, store.experts, experts_per_token)
-        self.reader = reader or ExpertReader(_largest_stripe(store))
+        self.reader = reader or ExpertReader(largest_stripe(store))
         self._counters = ResidencyCounters()
         self._experts = store.experts
         self._policy = NextUse(store.layers, store.experts, chunk=chunk)
@@ -66,7 +66,7 @@ class Residency:
         self._heat: Heat | None = None
         self._warming: deque[int] = deque()
         self._warm_until = 0.0
-        self._step_began: float | None = None  # of a step of one row
+        self._step_began: float | None = None  # of a step that may read ahead
         self._overlay = Overlay(store)
         self._looking = threading.Lock()
         self._take_up_replacements()
@@ -176,9 +176,9 @@ class Residency:
 
     # ---- what is expected ----------------------------------------------------------------------------------------
 
-    def reads_ahead(self) -> bool:
-        """Whether it is worth the caller's time to predict the experts of the next layer."""
-        return self._here.bounded and self._trial.reading_ahead
+    def reads_ahead(self, rows: int) -> bool:
+        """Whether a step of so many rows should predict the experts of the next layer; a prompt needs most anyway."""
+        return self._here.bounded and rows <= MOST_SEQUENCES and self._trial.reading_ahead
 
     def prefetch(self, layer: int, experts: Iterable[int]) -> None:
         """Read experts that `layer` will probably need, when the disk has nothing else to do.
@@ -235,7 +235,7 @@ class Residency:
         now = time.perf_counter()
         if self._step_began is not None:
             self._trial.step(now - self._step_began)
-        self._step_began = now if rows == 1 else None
+        self._step_began = now if rows <= MOST_SEQUENCES else None
 
     def refresh(self) -> None:
         """Look for replaced experts now; each step does by itself, but a step's prompts are chosen before."""
@@ -377,7 +377,3 @@ def _only(keys: list[int], base: int) -> ops.Tensor:
     return only
 
 
-def _largest_stripe(store: ExpertStore) -> int:
-    """Bytes of the largest 16 rows: the least that a staging buffer must hold."""
-    parts = [part for layer in store.moe_layers() for part in store.expert(layer, 0).parts]
-    return STRIPE * max(part.row_bytes for part in parts)

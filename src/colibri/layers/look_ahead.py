@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from colibri import ops
-from colibri.config import ModelConfig
 from colibri.experts.residency import Residency
 from colibri.layers.norm import Norm
 from colibri.layers.router import Router
@@ -13,29 +9,25 @@ from colibri.layers.workspace import Rows
 
 
 class LookAhead:
-    """Reads ahead what the router of `layer` would choose for the hidden state as it is now.
+    """Reads ahead what the router of `layer` would choose for the hidden states as they are now.
 
-    For steps of one row only: with several, most experts are needed anyway. Changes nothing but what is in memory.
+    Changes nothing but what is in memory: its results are in buffers that are free at the time.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, norm: Norm, router: Router, experts: Residency) -> None:
+    def __init__(self, layer: int, norm: Norm, router: Router, experts: Residency) -> None:
         self._layer = layer
         self._norm = norm
         self._router = router
         self._experts = experts
-        k = config.experts_per_token
-        self._half = (k + 1) // 2
-        self._normed = ops.tensor("F32", (1, config.hidden_size))
-        self._logits = ops.tensor("F32", (1, config.experts))
-        self._weights = ops.tensor("F32", (1, k))
-        self._chosen = ops.tensor("I32", (1, k))
-        self._ids: Any = self._chosen.numpy()
 
     def __call__(self, rows: Rows, *, sure: bool) -> None:
         """Begin to read the experts that are expected, or with `sure` the likelier half of them.
 
         Worth it while the residency's `reads_ahead`.
         """
-        self._norm(self._normed, rows.hidden)
-        self._router.choose(self._normed, self._logits, self._chosen, self._weights)
-        self._experts.prefetch(self._layer, self._ids[0, : self._half if sure else None].tolist())
+        chosen = rows.chosen[self._layer]
+        self._norm(rows.dense_slots, rows.hidden)
+        self._router.choose(rows.dense_slots, rows.router_logits, chosen, rows.guessed_weights)
+        k = chosen.shape[1]
+        ids = rows.chosen_array[self._layer, :, : (k + 1) // 2 if sure else k]
+        self._experts.prefetch(self._layer, dict.fromkeys(ids.T.ravel().tolist()))  # every row's likeliest first

@@ -27,7 +27,7 @@ class MixtureOfExperts:
     def __call__(self, rows: Rows) -> None:
         """Add the experts' answer to rows.normed to rows.hidden."""
         self.route(rows)
-        look_ahead = self.look_ahead if rows.count == 1 and self._experts.reads_ahead() else None
+        look_ahead = self.look_ahead if self._experts.reads_ahead(rows.count) else None
         if look_ahead is not None:
             look_ahead(rows, sure=True)  # to be read while this layer's experts are computed
         chosen = rows.chosen[self._layer]

@@ -34,6 +34,7 @@ class Rows:
     chosen: tuple[ops.Tensor, ...]  # of each layer (n, experts_per_token) I32
     chosen_array: NDArray[np.int32]  # (layers, n, experts_per_token) the same memory, NO_EXPERT in dense layers
     weights: ops.Tensor  # (n, experts_per_token)
+    guessed_weights: ops.Tensor  # (n, experts_per_token) of a guess at the next layer's experts
     slots: ops.Tensor  # (n * experts_per_token, hidden)
     first: ops.Tensor  # (n, 1) I32, zeros: the only "expert" of a dense layer
     ones: ops.Tensor  # (n, 1)
@@ -56,6 +57,7 @@ class Workspace:
             "attended": ("F32", config.query_width),
             "router_logits": ("F32", config.experts),
             "weights": ("F32", experts_per_token),
+            "guessed_weights": ("F32", experts_per_token),
             "slots": ("F32", experts_per_token * config.hidden_size),
             "first": ("I32", 1),
             "ones": ("F32", 1),

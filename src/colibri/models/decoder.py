@@ -89,6 +89,7 @@ class Decoder:
     ) -> None:  # fmt: skip
         self.config = config
         self.workspace = workspace
+        self.layer = 0  # being computed, or the last that was
         self.watcher: Watcher | None = None
         self.tap: Tap | None = None
         self._exact = exact
@@ -100,7 +101,7 @@ class Decoder:
         for layer, (block, following) in enumerate(itertools.pairwise(self._blocks)):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 route = following.ffn.route
-                block.ffn.look_ahead = LookAhead(config, layer + 1, following.ffn_norm, route, experts)
+                block.ffn.look_ahead = LookAhead(layer + 1, following.ffn_norm, route, experts)
         self._norm = Norm("output_norm.weight", weights.vector("output_norm.weight", hidden), config.norm_eps)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
@@ -137,12 +138,14 @@ class Decoder:
             self._forward_watched(rows, batch, cache, self.watcher)
         else:
             for layer, block in enumerate(self._blocks):
+                self.layer = layer
                 block(rows, batch, cache, layer)
         self._experts.routing.record(rows.chosen_array)
 
     def _forward_watched(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, watcher: Watcher) -> None:
         nothing = np.empty((rows.count, 0), np.int32)
         for layer, block in enumerate(self._blocks):
+            self.layer = layer
             start = time.perf_counter()
             block.attend(rows, batch, cache, layer)
             middle = time.perf_counter()

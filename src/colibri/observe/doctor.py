@@ -51,7 +51,8 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
 def examine_model(options: LoadOptions) -> Iterator[Finding]:
     """The file, its tokenizer, whether it fits, and the disk that it is on."""
     try:
-        checkpoint, config, store, plan = plan_model(options)
+        made = plan_model(options)
+        checkpoint, config, plan = made.checkpoint, made.config, made.plan
         tokenizer = load_tokenizer(checkpoint.tokenizer_source)
         notes = tokenizer.notes if tokenizer.vocab_size else ()
     except ColibriError as error:
@@ -64,7 +65,7 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
         yield Finding("slow", "tokenizer", note, "convert the checkpoint again")
     yield _checksums(checkpoint.format, CHECKSUMS in checkpoint.metadata)
     yield _fit(plan)
-    yield _disk(measure_disk(store), plan)
+    yield _disk(measure_disk(made.store).rate, plan)
     yield Finding("ok", "a token", f"reads {demand(checkpoint, config).weight_bytes / 1e6:.0f} MB of weights")
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import random
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from colibri.errors import FileError
+from colibri import ops
 from colibri.experts.plan import Plan
-from colibri.experts.reading import PIECE
+from colibri.experts.reading import ExpertReader, largest_stripe
+from colibri.experts.residency import READERS
+from colibri.experts.slots import Slot
 from colibri.experts.store import ExpertStore
 
-MEASURE_THREADS = 3  # as many as read experts: the readers and the thread that waits for them
+MEASURE_THREADS = READERS + 1  # the readers and the thread that waits for them
 MEMORY_EFFICIENCY = 0.8  # of the measured memory rate that a decode step reaches
-SERIAL_SHARE = 0.25  # of the shorter of reading and computing that does not overlap with the longer
+SERIAL_SHARE = 0.2  # of the shorter of reading and computing that does not overlap with the longer
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """How experts come in: bytes a second, and seconds of processor time a byte for reading and tiling them."""
+
+    rate: float
+    processor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +37,39 @@ class Forecast:
     limit: str
 
 
-def forecast(plan: Plan, weight_bytes: float, memory_rate: float, disk_rate: float, hit_rate: float) -> Forecast:
-    """Tokens a second for decoding one sequence; rates in bytes a second, weight_bytes read from memory a token."""
-    computing = weight_bytes / (memory_rate * MEMORY_EFFICIENCY)
+def forecast(plan: Plan, weight_bytes: float, memory_rate: float, disk: Disk, hit_rate: float) -> Forecast:
+    """Tokens a second for decoding one sequence; memory_rate in bytes a second, weight_bytes read from it a token."""
     disk_bytes = 0.0 if plan.fits else (1.0 - hit_rate) * plan.token_bytes
-    reading = disk_bytes / disk_rate
+    computing = weight_bytes / (memory_rate * MEMORY_EFFICIENCY) + disk_bytes * disk.processor / ops.threads()
+    reading = disk_bytes / disk.rate
     seconds = max(computing, reading) + SERIAL_SHARE * min(computing, reading)
     return Forecast(hit_rate, disk_bytes, 1.0 / seconds, "disk" if reading > computing else "memory")
 
 
-def measure_disk(store: ExpertStore, seconds: float = 0.5) -> float:
-    """Bytes a second that experts come in from the disk, around the page cache where the filesystem allows."""
-    info = store.base(store.moe_layers()[0], 0).gate
-    descriptor = _open(info.file)
-    size = os.fstat(descriptor).st_size
+def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
+    """Bring in experts of one layer, drawn at random, around the page cache where the filesystem allows."""
+    layer = store.moe_layers()[0]
+    memory = ops.Memory(MEASURE_THREADS * store.slot_bytes(layer))
+    reader = ExpertReader(largest_stripe(store))
+    reader.assume_uncached = True
     deadline = time.monotonic() + seconds
-    total = [0] * MEASURE_THREADS
 
     def read(number: int) -> None:
-        buffer = mmap.mmap(-1, PIECE)
+        slot = Slot(store.layouts[layer], memory, number)
         chance = random.Random(number)  # the pattern, not the secrecy, matters
         while time.monotonic() < deadline:
-            offset = chance.randrange(max(1, size // PIECE)) * PIECE
-            total[number] += os.preadv(descriptor, [buffer], offset)
+            expert = store.base(layer, chance.randrange(store.count(layer)))
+            for tensor, info in zip(slot.tensors, expert.parts, strict=True):
+                for first, count in reader.pieces(info):
+                    reader.load_piece(tensor, info, first, count)
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(MEASURE_THREADS)]
-    start = time.monotonic()
+    start, processor = time.monotonic(), time.process_time()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    os.close(descriptor)
-    return max(1.0, sum(total) / (time.monotonic() - start))
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FileError(f"{path}: cannot be opened: {error.strerror}") from error
+    took, processor = time.monotonic() - start, time.process_time() - processor
+    reader.close()
+    total = max(1, reader.counters.total)
+    return Disk(total / took, processor / total)

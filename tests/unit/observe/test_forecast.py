@@ -9,7 +9,7 @@ from colibri.cache.kv import KeyValueCache
 from colibri.config import ModelConfig, RopeConfig
 from colibri.experts.plan import MIB, Needs, make_plan, slots_bytes
 from colibri.experts.store import ExpertStore
-from colibri.observe.forecast import forecast, measure_disk
+from colibri.observe.forecast import Disk, forecast, measure_disk
 
 NEEDS = Needs(process=60 * MIB, dense=5 * MIB, cache=1 * MIB, workspace=2 * MIB, staging=2 * MIB)
 
@@ -17,12 +17,12 @@ NEEDS = Needs(process=60 * MIB, dense=5 * MIB, cache=1 * MIB, workspace=2 * MIB,
 def test_forecast(store: ExpertStore) -> None:
     floor = make_plan(store, CHOSEN, NEEDS, 1 << 30).floor
     plan = make_plan(store, CHOSEN, NEEDS, floor)
-    slow = forecast(plan, 1e6, 40e9, 1e8, 0.25)
-    fast = forecast(plan, 1e6, 40e9, 1e12, 0.25)
+    slow = forecast(plan, 1e6, 40e9, Disk(1e8, 1e-10), 0.25)
+    fast = forecast(plan, 1e6, 40e9, Disk(1e12, 1e-10), 0.25)
     assert (slow.limit, fast.limit) == ("disk", "memory")
     assert slow.disk_bytes == 0.75 * plan.token_bytes
     assert slow.tokens_per_s < 1e8 / slow.disk_bytes
-    assert forecast(plan, 1e6, 40e9, 1e8, 1.0).disk_bytes == 0
+    assert forecast(plan, 1e6, 40e9, Disk(1e8, 1e-10), 1.0).disk_bytes == 0
 
 
 def test_slots_give_way_to_the_cache(store: ExpertStore) -> None:
@@ -36,7 +36,9 @@ def test_slots_give_way_to_the_cache(store: ExpertStore) -> None:
 
 
 def test_the_disk_is_measured(store: ExpertStore) -> None:
-    assert measure_disk(store, 0.05) > 1000
+    disk = measure_disk(store, 0.05)
+    assert disk.rate > 1000
+    assert 0 < disk.processor < 1e-3
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 40])
