@@ -27,7 +27,7 @@ static int32_t dot_rounds(int rounds) {
     for (int round = 0; round < rounds; round++) {
         __asm__ volatile("" : "+r"(bytes)); /* hides what the bytes are, and that every round adds the same */
         const vb w = vb_load(bytes);
-        VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_dot(sums[i], w, (const int8_t *)bytes + 64 + 4 * i);
+        VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_dot(sums[i], w, vb_repeat4(bytes + 64 + 4 * i));
     }
     VEC_UNROLL for (int i = 1; i < VEC_ACCUMULATORS; i++) sums[0] = vi_add(sums[0], sums[i]);
     return vi_sum(sums[0]);

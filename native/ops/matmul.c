@@ -1,76 +1,99 @@
-/* Tiles times columns of x. One lane is one output row; a panel of 256 values of k is unpacked once and then meets all
- * columns, in blocks of up to MAX_COLUMNS. A row of a column is summed in the order of k, whatever the columns beside it. */
+/* Tiles times columns of x. One lane is one output row. For many columns a panel of 256 values of k of VEC_TILES tiles is
+ * unpacked once and then meets all columns, in blocks of PANEL_COLUMNS: each byte of a panel is used for a block of columns,
+ * each byte of x for all the tiles. For few, bytes are unpacked on the way from the tile. A row of a column is summed in
+ * the order of k, whatever the columns and tiles beside it. */
 #include "quants/formats.h"
 
 enum {
-    FLOAT_COLUMNS = 6, /* four sums each: 24 of 32 registers */
-    AHEAD = 6144,      /* bytes; of 2 to 16 KiB the best */
-    CHUNK = 64,        /* columns whose sums are kept, and that stay in the second cache between tiles */
+    FLOAT_COLUMNS = 6,                      /* four sums each: 24 of 32 registers */
+    PANEL_COLUMNS = VEC_TILES == 2 ? 6 : 8, /* two sums for each tile: 24 of 32 registers */
+    MAX_PACKED = VEC_TILES == 2 ? 8 : 2,    /* more columns than that are worth a panel */
+    AHEAD = 6144,                           /* bytes; of 2 to 16 KiB the best */
+    CHUNK = 64,                             /* columns whose sums are kept; they stay in the second cache between tiles */
 };
 
 #define EACH_COLUMN VEC_UNROLL for (int t = 0; t < T; t++)
+#define EACH_TILE VEC_UNROLL for (int r = 0; r < R; r++)
 
-/* sums[t] += weights * x[t], for blocks [first, first + count) of x; T is a constant. The scales are in the panel; so are
- * the bytes (many columns), or they are unpacked on the way from the tile (few): `packed` is where block `first` is. */
-typedef void columns_function(float (*sums)[16], const void *panel, const uint8_t *packed, const void *const *x, int first,
+/* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; R tiles and T columns are
+ * constants. The scales are in panels, one a tile; so are the bytes (many columns), or they are unpacked on the way from the
+ * only tile (few): `packed` is where block `first` is. */
+typedef void columns_function(float (*sums)[16], const void *panels, const uint8_t *packed, const void *const *x, int first,
                               int count);
 typedef vb bytes_function(const uint8_t *block, int g);
 VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
-VEC void columns_q32(int T, bytes_function *bytes, size_t stride, float (*sums)[16], const struct panel *p,
+VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, float (*sums)[16], const struct panel *p,
                      const uint8_t *packed, const void *const *x, int first, int count) {
     const struct q32_block *in[MAX_COLUMNS];
-    vf sum[MAX_COLUMNS];
-    EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first, sum[t] = vf_load(sums[t]);
+    vf sum[VEC_TILES][MAX_COLUMNS];
+    EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first;
+    EACH_TILE EACH_COLUMN sum[r][t] = vf_load(sums[r * CHUNK + t]);
     for (int b = 0; b < count; b++) {
-        vi dot[MAX_COLUMNS];
-        EACH_COLUMN dot[t] = vi_start_biased(in[t][b].minus_128_sum);
+        vi dot[VEC_TILES][MAX_COLUMNS];
+        EACH_TILE EACH_COLUMN dot[r][t] = vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
-            vb w = bytes(packed + (size_t)b * stride, g);
-            EACH_COLUMN dot[t] = vi_dot_biased(dot[t], w, in[t][b].q + 4 * g);
+            vb w[VEC_TILES];
+            EACH_TILE w[r] = bytes(packed + r * sizeof *p + (size_t)b * stride, g);
+            EACH_COLUMN {
+                const vb four = vb_repeat4(in[t][b].q + 4 * g);
+                EACH_TILE dot[r][t] = vi_dot_biased(dot[r][t], w[r], four);
+            }
         }
-        vf scale = vf_load(p->scale[b]);
-        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[t]);
+        EACH_TILE {
+            vf scale = vf_load(p[r].scale[b]);
+            EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(dot[r][t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[r][t]);
+        }
     }
-    EACH_COLUMN vf_store(sums[t], sum[t]);
+    EACH_TILE EACH_COLUMN vf_store(sums[r * CHUNK + t], sum[r][t]);
 }
 
-/* sum[t] += the values [32 j, 32 j + 32) of a block with one or two scales. */
-VEC void group_of_32(int T, bytes_function *bytes, int values_a_scale, vf *sum, const struct panel *p, const uint8_t *block,
-                     const struct q256_block *const *in, int j) {
-    VEC_UNROLL for (int i = 0; i < 32 / values_a_scale; i++) {
-        int s = 32 / values_a_scale * j + i;
-        vi dot[MAX_COLUMNS];
-        EACH_COLUMN dot[t] = values_a_scale == 16 ? vi_set1(in[t]->minus_32_sum[s]) : vi_zero();
-        VEC_UNROLL for (int g = 0; g < values_a_scale / 4; g++) {
-            vb w = bytes(block, s * (values_a_scale / 4) + g);
-            EACH_COLUMN dot[t] = vi_dot(dot[t], w, in[t]->q + values_a_scale * s + 4 * g);
+/* sum[r][t] += the values of scale s of a block. */
+VEC void one_scale(int R, int T, bytes_function *bytes, int values_a_scale, vf (*sum)[MAX_COLUMNS], const struct panel *p,
+                   const uint8_t *block, const struct q256_block *const *in, int s) {
+    vi dot[VEC_TILES][MAX_COLUMNS];
+    EACH_TILE EACH_COLUMN dot[r][t] = values_a_scale == 16 ? vi_set1(in[t]->minus_32_sum[s]) : vi_zero();
+    VEC_UNROLL for (int g = 0; g < values_a_scale / 4; g++) {
+        vb w[VEC_TILES];
+        EACH_TILE w[r] = bytes(block + r * sizeof *p, s * (values_a_scale / 4) + g);
+        EACH_COLUMN {
+            const vb four = vb_repeat4(in[t]->q + values_a_scale * s + 4 * g);
+            EACH_TILE dot[r][t] = vi_dot(dot[r][t], w[r], four);
         }
-        vf scale = vf_load(p->scale[s]);
-        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(dot[t]), scale, sum[t]);
+    }
+    EACH_TILE {
+        vf scale = vf_load(p[r].scale[s]);
+        EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(dot[r][t]), scale, sum[r][t]);
     }
 }
 
-VEC void columns_q256(int T, bytes_function *bytes, int values_a_scale, float (*sums)[16], const struct panel *p,
-                      const uint8_t *packed, const void *const *x, int first) {
-    const struct q256_block *in[MAX_COLUMNS];
-    vf sum[MAX_COLUMNS];
-    EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first, sum[t] = vf_zero();
-    if (bytes == bytes_panel)
-        VEC_ROLL for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
-    else /* where a group's bits are has to be a constant */
-        VEC_UNROLL for (int j = 0; j < 8; j++) group_of_32(T, bytes, values_a_scale, sum, p, packed, in, j);
-    if (values_a_scale == 32) { /* the formats with minima */
+VEC void take_minima(int R, int T, vf (*sum)[MAX_COLUMNS], const struct panel *p, const struct q256_block *const *in) {
+    EACH_TILE {
         vi mins[MAX_COLUMNS];
         EACH_COLUMN mins[t] = vi_zero();
         VEC_UNROLL for (int i = 0; i < 4; i++) {
-            vi pair = vi_load(p->mins[i]);
+            vi pair = vi_load(p[r].mins[i]);
             EACH_COLUMN mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(in[t]->sums + 2 * i)));
         }
-        vf minus_min = vf_sub(vf_zero(), vf_load(p->min_scale));
-        EACH_COLUMN sum[t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[t]);
+        vf minus_min = vf_sub(vf_zero(), vf_load(p[r].min_scale));
+        EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[r][t]);
     }
-    EACH_COLUMN vf_store(sums[t], vf_fma(sum[t], vf_set1(in[t]->scale), vf_load(sums[t])));
+}
+
+VEC void columns_q256(int R, int T, bytes_function *bytes, int values_a_scale, float (*sums)[16], const struct panel *p,
+                      const uint8_t *packed, const void *const *x, int first) {
+    const int scales = 256 / values_a_scale;
+    const struct q256_block *in[MAX_COLUMNS];
+    vf sum[VEC_TILES][MAX_COLUMNS];
+    EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first;
+    EACH_TILE EACH_COLUMN sum[r][t] = vf_zero();
+    if (bytes == bytes_panel)
+        VEC_ROLL for (int s = 0; s < scales; s++) one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+    else /* where a group's bits are has to be a constant */
+        VEC_UNROLL for (int s = 0; s < scales; s++) one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+    if (values_a_scale == 32) take_minima(R, T, sum, p, in); /* the formats with minima */
+    EACH_TILE EACH_COLUMN
+        vf_store(sums[r * CHUNK + t], vf_fma(sum[r][t], vf_set1(in[t]->scale), vf_load(sums[r * CHUNK + t])));
 }
 
 /* Four sums a column, by k % 4, because one would wait for itself. `load` takes a value of k of 16 rows, `bytes` a row. */
@@ -100,45 +123,43 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
     }
 }
 
-#define DOT_q32(T, bytes, stride) columns_q32(T, bytes, stride, sums, panel, packed, x, first, count)
-#define DOT_q256_32(T, bytes, stride) (void)count, columns_q256(T, bytes, 32, sums, panel, packed, x, first)
-#define DOT_q256_16(T, bytes, stride) (void)count, columns_q256(T, bytes, 16, sums, panel, packed, x, first)
-#define DOT_f32(T, load, bytes) (void)panel, columns_f32(T, load, bytes, sums, packed, x, first, count)
+#define DOT_q32(R, T, bytes, stride) columns_q32(R, T, bytes, stride, sums, panels, packed, x, first, count)
+#define DOT_q256_32(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 32, sums, panels, packed, x, first)
+#define DOT_q256_16(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 16, sums, panels, packed, x, first)
+#define DOT_f32(R, T, load, bytes) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count)
 
-#define COLUMNS(dot, T, bytes, stride)                                                                             \
-    static void dot##_##bytes##_##T(float (*sums)[16], const void *panel, const uint8_t *packed,                   \
+#define COLUMNS(dot, R, T, bytes, stride)                                                                          \
+    static void dot##_##bytes##_##T(float (*sums)[16], const void *panels, const uint8_t *packed,                  \
                                     const void *const *x, int first, int count) {                                  \
-        DOT_##dot(T, bytes, stride);                                                                               \
+        DOT_##dot(R, T, bytes, stride);                                                                            \
     }
-#define COLUMNS_6(dot, bytes, stride)                                                                              \
-    COLUMNS(dot, 1, bytes, stride) COLUMNS(dot, 2, bytes, stride) COLUMNS(dot, 3, bytes, stride)                   \
-    COLUMNS(dot, 4, bytes, stride) COLUMNS(dot, 5, bytes, stride) COLUMNS(dot, 6, bytes, stride)
-#define COLUMNS_8(dot, bytes, stride)                                                                              \
-    COLUMNS_6(dot, bytes, stride) COLUMNS(dot, 7, bytes, stride) COLUMNS(dot, 8, bytes, stride)                    \
-    static columns_function *const dot##_##bytes[] = {                                                             \
-        NULL, dot##_##bytes##_1, dot##_##bytes##_2, dot##_##bytes##_3, dot##_##bytes##_4, dot##_##bytes##_5,       \
-        dot##_##bytes##_6, dot##_##bytes##_7, dot##_##bytes##_8};
-#define COLUMNS_2(dot, bytes, stride)                                                                              \
-    COLUMNS(dot, 1, bytes, stride) COLUMNS(dot, 2, bytes, stride)                                                  \
-    static columns_function *const dot##_##bytes[] = {NULL, dot##_##bytes##_1, dot##_##bytes##_2};
-COLUMNS_8(q32, bytes_panel, 512)
-COLUMNS_8(q256_32, bytes_panel, 0)
-COLUMNS_8(q256_16, bytes_panel, 0)
-#if VEC_ACCUMULATORS >= 16
-enum { MAX_PACKED = 8 }; /* more columns than that are worth a panel */
-#define PACKED COLUMNS_8
+#define COLUMNS_2(dot, R, bytes, stride) COLUMNS(dot, R, 1, bytes, stride) COLUMNS(dot, R, 2, bytes, stride)
+#define COLUMNS_6(dot, R, bytes, stride)                                                                           \
+    COLUMNS_2(dot, R, bytes, stride) COLUMNS(dot, R, 3, bytes, stride) COLUMNS(dot, R, 4, bytes, stride)           \
+    COLUMNS(dot, R, 5, bytes, stride) COLUMNS(dot, R, 6, bytes, stride)
+#define COLUMNS_8(dot, R, bytes, stride)                                                                           \
+    COLUMNS_6(dot, R, bytes, stride) COLUMNS(dot, R, 7, bytes, stride) COLUMNS(dot, R, 8, bytes, stride)
+#define NAMES_2(f) NULL, f##_1, f##_2
+#define NAMES_6(f) NAMES_2(f), f##_3, f##_4, f##_5, f##_6
+#define NAMES_8(f) NAMES_6(f), f##_7, f##_8
+/* The functions of up to N columns, and a table of them. */
+#define TABLE(N, dot, R, bytes, stride)                                                                            \
+    COLUMNS_##N(dot, R, bytes, stride) static columns_function *const dot##_##bytes[] = {NAMES_##N(dot##_##bytes)};
+
+#if VEC_TILES == 2
+#define PANELS(dot) TABLE(6, dot, 2, bytes_panel, sizeof(uint8_t[8][64]))
+#define PACKED(dot, bytes, stride) TABLE(8, dot, 1, bytes, stride)
 #else
-enum { MAX_PACKED = 2 };
-#define PACKED COLUMNS_2
+#define PANELS(dot) TABLE(8, dot, 1, bytes_panel, sizeof(uint8_t[8][64]))
+#define PACKED(dot, bytes, stride) TABLE(2, dot, 1, bytes, stride)
 #endif
+PANELS(q32)
+PANELS(q256_32)
+PANELS(q256_16)
 #define X(NAME, name, dot, ...) PACKED(dot, bytes_##name, STRIDE_##NAME)
 INTEGER_FORMATS(X)
 #undef X
-#define X(NAME, name, bytes)                                                                                       \
-    COLUMNS_6(f32, load_##name, bytes)                                                                             \
-    static columns_function *const f32_load_##name[] = {                                                           \
-        NULL, f32_load_##name##_1, f32_load_##name##_2, f32_load_##name##_3, f32_load_##name##_4,                  \
-        f32_load_##name##_5, f32_load_##name##_6};
+#define X(NAME, name, bytes) TABLE(6, f32, 1, load_##name, bytes)
 FLOAT_FORMATS(X)
 #undef X
 
@@ -148,15 +169,16 @@ VEC void prefetch(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 3);
 }
 
-/* All columns of a panel, in blocks of equal size up to `widest`. The panel was made from `bytes` of the tile; each block
- * asks for its part of those to come, since a processor waits when it is asked for many lines at once. */
-VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panel,
-                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *tile, int bytes) {
+/* All columns of panels, in blocks of equal size up to `widest`. The panels were made from `bytes` of each tile, which are
+ * `next` apart; each block asks for its part of those to come, since a processor waits when it is asked for many at once. */
+VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panels,
+                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *tile, size_t next,
+                     int tiles, int bytes) {
     int blocks = (n + widest - 1) / widest, part = (bytes / blocks + 63) / 64 * 64;
     for (int left = blocks, c = 0; left; left--, tile += part) {
         int size = (n - c + left - 1) / left;
-        prefetch(tile, part);
-        columns[size](sums + c, panel, packed, x + c, first, count);
+        for (int r = 0; r < tiles; r++) prefetch(tile + r * next, part);
+        columns[size](sums + c, panels, packed, x + c, first, count);
         c += size;
     }
 }
@@ -171,24 +193,28 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
     }
 }
 
-/* One tile and up to CHUNK columns. */
-typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n);
+/* `tiles` tiles, 1 or VEC_TILES, and up to CHUNK columns. */
+typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n);
 
 #define X(NAME, name, dot, values, ...)                                                                            \
-    static void fast_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {          \
-        struct panel panel;                                                                                        \
-        int blocks = k / values, step = PANEL / values;                                                            \
+    static void fast_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n) { \
+        struct panel panels[VEC_TILES];                                                                            \
+        const size_t next = tile_stride(T_##NAME, k);                                                              \
+        const int blocks = k / values, step = PANEL / values, bytes = step * STRIDE_##NAME;                        \
         for (int b = 0; b < blocks; b += step) {                                                                   \
-            int count = blocks - b < step ? blocks - b : step;                                                     \
+            const int count = blocks - b < step ? blocks - b : step;                                               \
             const uint8_t *block = tile + (size_t)b * STRIDE_##NAME;                                               \
             if (n <= MAX_PACKED) {                                                                                 \
-                prefetch(block, step * STRIDE_##NAME);                                                             \
-                scales_##name(&panel, tile, blocks, b, count);                                                     \
-                dot##_bytes_##name[n](sums, &panel, block, x, b, count);                                           \
+                prefetch(block, bytes);                                                                            \
+                scales_##name(panels, tile, blocks, b, count);                                                     \
+                dot##_bytes_##name[n](sums, panels, block, x, b, count);                                           \
+            } else if (tiles == VEC_TILES) {                                                                       \
+                for (int r = 0; r < tiles; r++) expand_##name(&panels[r], tile + r * next, blocks, b, count);      \
+                all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count,      \
+                            block, next, tiles, bytes);                                                            \
             } else {                                                                                               \
-                expand_##name(&panel, tile, blocks, b, count);                                                     \
-                all_columns(dot##_bytes_panel, MAX_COLUMNS, sums, &panel, panel.bytes[0], x, n, b, count,          \
-                            block, step * STRIDE_##NAME);                                                          \
+                scales_##name(panels, tile, blocks, b, count);                                                     \
+                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, block, x, n, b, count, block, next, 1, bytes); \
             }                                                                                                      \
         }                                                                                                          \
     }
@@ -207,14 +233,15 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
             direct[n](sums, NULL, panel, x, first, count);
         } else {
             floats(buffer, tile, k, first, count);
-            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count, panel,
+            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count, panel, 0, 1,
                         (int)panel_bytes);
         }
     }
 }
 
 #define EXACT(NAME, name, direct)                                                                                  \
-    static void exact_##name(float (*sums)[16], const uint8_t *tile, int k, const void *const *x, int n) {         \
+    static void exact_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n) { \
+        (void)tiles;                                                                                               \
         exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n);                           \
     }
 #define X(NAME, name, ...) EXACT(NAME, name, NULL)
@@ -224,30 +251,33 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-VEC void matmul(tile_kernel *kernel, int type, const void *tiles, int k, int rows, int first, int last,
+VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, int k, int rows, int first, int last,
                 const void *const *x, float *const *y, int n, bool accumulate) {
     size_t stride = tile_stride(type, k);
     for (int left = (n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
         int size = (n - c + left - 1) / left;
-        for (int tile = first; tile < last; tile++) {
-            _Alignas(64) float sums[CHUNK][16];
-            memset(sums, 0, (size_t)size * sizeof sums[0]);
-            kernel(sums, (const uint8_t *)tiles + (size_t)tile * stride, k, x + c, size);
-            store_rows(y + c, sums, size, tile * TILE_ROWS, rows, accumulate);
+        for (int tile = first, tiles; tile < last; tile += tiles) {
+            _Alignas(64) float sums[VEC_TILES * CHUNK][16];
+            tiles = size > MAX_PACKED && last - tile >= most_tiles ? most_tiles : 1;
+            for (int r = 0; r < tiles; r++)
+                for (int i = 0; i < size; i++) vf_store(sums[r * CHUNK + i], vf_zero());
+            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size);
+            for (int r = 0; r < tiles; r++)
+                store_rows(y + c, sums + r * CHUNK, size, (tile + r) * TILE_ROWS, rows, accumulate);
         }
         c += size;
     }
 }
 
-#define MATMUL(prefix, NAME, name)                                                                                 \
-    static void matmul_##prefix##_##name(const void *tiles, int k, int rows, int first, int last,                  \
+#define MATMUL(prefix, tiles, NAME, name)                                                                                 \
+    static void matmul_##prefix##_##name(const void *all, int k, int rows, int first, int last,                  \
                                          const void *const *x, float *const *y, int n, bool accumulate) {          \
-        matmul(prefix##_##name, T_##NAME, tiles, k, rows, first, last, x, y, n, accumulate);                       \
+        matmul(prefix##_##name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate);                       \
     }
-#define X(NAME, name, ...) MATMUL(fast, NAME, name)
+#define X(NAME, name, ...) MATMUL(fast, VEC_TILES, NAME, name)
 INTEGER_FORMATS(X)
 #undef X
-#define X(NAME, name, ...) MATMUL(exact, NAME, name)
+#define X(NAME, name, ...) MATMUL(exact, 1, NAME, name)
 INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X

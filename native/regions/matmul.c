@@ -54,8 +54,8 @@ static void split(struct work *work) {
     size_t item = bytes * (size_t)work->column_ranges / (size_t)(pool_threads() * ITEMS_A_THREAD);
     if (item > ITEM_BYTES) item = ITEM_BYTES;
     for (int i = 0; i < work->count; i++) {
-        int tiles = (int)(item / tile_stride(work->weights[i].type, work->weights[i].k));
-        work->item_tiles[i] = tiles < 1 ? 1 : tiles;
+        int pairs = (int)(item / tile_stride(work->weights[i].type, work->weights[i].k) / 2);
+        work->item_tiles[i] = 2 * (pairs < 1 ? 1 : pairs); /* kernels like two tiles at a time */
         work->items[i] = round_up_to(round_up_to(work->weights[i].rows, TILE_ROWS), work->item_tiles[i]);
         work->items_a_range += work->items[i];
     }

@@ -155,9 +155,10 @@ static inline void run_items(struct moe *m, int thread, void (*run)(struct moe *
 static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, first_item); }
 static void second_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, second_item); }
 
-/* Rows an item: a power of two from 16 to ITEM_ROWS, so that blocks of activations are made of whole items. */
+/* Rows an item: a power of two from 32 (kernels like two tiles) to ITEM_ROWS, so that blocks of activations are made of
+ * whole items. */
 static void split(struct moe *m, int rows, size_t tile_bytes) {
-    m->item_rows = TILE_ROWS;
+    m->item_rows = 2 * TILE_ROWS;
     while (m->item_rows < ITEM_ROWS && (size_t)(m->item_rows / TILE_ROWS) * tile_bytes < ITEM_BYTES) m->item_rows *= 2;
     m->items_a_share = round_up_to(rows, m->item_rows);
     pool_divide(m->share_count * m->items_a_share);

@@ -120,8 +120,7 @@ VEC vb vb_high4(vb x) { return vb_and(vb_shr(x, 4), vb_set1(15)); }
 VEC __m256i vec_dot(__m256i acc, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-VEC vi vi_dot(vi acc, vb w, const int8_t *four) {
-    vb x = vb_repeat4(four);
+VEC vi vi_dot(vi acc, vb w, vb x) {
     return (vi){vec_dot(acc.a, w.a, x.a), vec_dot(acc.b, w.b, x.b)};
 }
 /* Bytes as signed values again: |w| * (x with the sign of w), at most 2 * 128 * 127 in 16 bits; no bias to take off. */
@@ -130,8 +129,7 @@ VEC __m256i vec_dot_biased(__m256i acc, __m256i w, __m256i x) {
     w = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
     return vec_dot(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
-VEC vi vi_dot_biased(vi acc, vb w, const int8_t *four) {
-    vb x = vb_repeat4(four);
+VEC vi vi_dot_biased(vi acc, vb w, vb x) {
     return (vi){vec_dot_biased(acc.a, w.a, x.a), vec_dot_biased(acc.b, w.b, x.b)};
 }
 

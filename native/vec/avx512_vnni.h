@@ -70,7 +70,12 @@ VEC vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 VEC void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
 VEC vb vb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
 VEC vb vb_repeat16(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
-VEC vb vb_repeat4(const void *p) { int32_t four; memcpy(&four, p, 4); return _mm512_set1_epi32(four); }
+/* As assembly, because compilers load the four bytes into a register of another kind first. */
+VEC vb vb_repeat4(const void *p) {
+    vb r;
+    __asm__("vpbroadcastd %1, %0" : "=v"(r) : "m"(*(const uint8_t(*)[4])p));
+    return r;
+}
 VEC vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
 VEC vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
 VEC vb vb_add(vb a, vb b) { return _mm512_add_epi8(a, b); }
@@ -82,10 +87,6 @@ VEC vb vb_lookup16(vb table, vb index) { return _mm512_shuffle_epi8(table, index
 enum { VB_HIGH4_UNIT = 16 };
 VEC vb vb_high4(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8((char)0xf0)); }
 
-/* As assembly, because compilers load the four bytes into a register first: 20% of the time of a product. */
-VEC vi vi_dot(vi acc, vb w, const int8_t *x) {
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int8_t(*)[4])x));
-    return acc;
-}
+VEC vi vi_dot(vi acc, vb w, vb x) { return _mm512_dpbusd_epi32(acc, w, x); }
 VEC vi vi_start_biased(int32_t minus_128_sum) { return _mm512_set1_epi32(minus_128_sum); }
-VEC vi vi_dot_biased(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, x); }
+VEC vi vi_dot_biased(vi acc, vb w, vb x) { return vi_dot(acc, w, x); }

@@ -121,14 +121,14 @@ VEC vb vb_lookup16(vb table, vb index) { BYTES index.byte[i] = table.byte[index.
 enum { VB_HIGH4_UNIT = 1 };
 VEC vb vb_high4(vb a) { BYTES a.byte[i] >>= 4; return a; }
 
-/* Lane by lane: acc + sum of 4 products of w (0..127, or what vb_high4 gives) and the 4 int8 at x (-127..127). */
-VEC vi vi_dot(vi acc, vb w, const int8_t *x) {
-    LANES for (int k = 0; k < 4; k++) acc.lane[i] += w.byte[4 * i + k] * x[k];
+/* Lane by lane: acc + sum of 4 products of w (0..127, or what vb_high4 gives) and the 4 int8 of x (-127..127). */
+VEC vi vi_dot(vi acc, vb w, vb x) {
+    LANES for (int k = 0; k < 4; k++) acc.lane[i] += w.byte[4 * i + k] * (int8_t)x.byte[4 * i + k];
     return acc;
 }
 /* The same for w = value + 128, value -128..127. Begin with vi_start_biased(-128 * sum of all x). */
 VEC vi vi_start_biased(int32_t minus_128_sum) { return vi_set1(minus_128_sum); }
-VEC vi vi_dot_biased(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, x); }
+VEC vi vi_dot_biased(vi acc, vb w, vb x) { return vi_dot(acc, w, x); }
 
 #undef LANES
 #undef BYTES

@@ -15,16 +15,18 @@
 #define VEC_ROLL _Pragma("GCC unroll 1") /* of loops that would need more registers when they are unrolled */
 
 /* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums
- * that stay in registers beside what they are made from. */
+ * that stay in registers beside what they are made from. VEC_TILES: tiles that meet the columns of x side by side. */
 #if defined(COLIBRI_VEC_AVX512_VNNI)
 #define COLIBRI_FN(name) name##_avx512_vnni
 #define VEC_UNROLL _Pragma("GCC unroll 16")
 #define VEC_ACCUMULATORS 16
+#define VEC_TILES 2
 #include "avx512_vnni.h"
 #elif defined(COLIBRI_VEC_AVX2)
 #define COLIBRI_FN(name) name##_avx2
 #define VEC_UNROLL _Pragma("GCC unroll 16")
 #define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 #include "avx2.h"
 #elif defined(COLIBRI_VEC_NEON_DOTPROD)
 #define COLIBRI_FN(name) name##_neon_dotprod
@@ -35,6 +37,7 @@
 #define COLIBRI_FN(name) name##_portable
 #define VEC_UNROLL _Pragma("GCC unroll 1")
 #define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 #include "portable.h"
 #endif
 
