@@ -7,6 +7,7 @@ expected.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -48,6 +49,14 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise ArgumentError unless value is one of the choices."""
     if value not in choices:
         _refuse(name, value, "one of " + ", ".join(choices))
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """The path; ArgumentError for an empty text, which would mean the current directory."""
+    text = os.fspath(value)
+    if not text:
+        _refuse(name, text, "a path (. is the current directory)")
+    return Path(text)
 
 
 @dataclass(frozen=True, kw_only=True)

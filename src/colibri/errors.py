@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class ColibriError(Exception):
     """Base of all errors: the message says what was found, what was expected and what to do."""
@@ -49,3 +52,14 @@ class NumericalError(ColibriError):
     """A NaN or an infinity came out of the arithmetic."""
 
     code = -3
+
+
+@contextlib.contextmanager
+def starting_threads(work: str) -> Iterator[None]:
+    """Around what starts threads: MemoryBudgetError when the system refuses one."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise MemoryBudgetError(
+            f"the system refused a thread to {work} with: {error}; allow more memory or tasks (ulimit -v, ulimit -u)"
+        ) from error

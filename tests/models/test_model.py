@@ -180,6 +180,23 @@ def test_a_missing_file() -> None:
         colibri.load("/nowhere/model.gguf")
 
 
+def test_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="path: found ''"):
+        colibri.load("")
+    monkeypatch.setenv("COLIBRI_MODEL", "")
+    with pytest.raises(ArgumentError, match="COLIBRI_MODEL: found ''"):
+        colibri.load()
+
+
+def test_the_system_gives_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(MemoryBudgetError, match="refused a thread to read weights"):
+        colibri.load(IDS_ONLY)
+
+
 def test_the_environment_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLIBRI_MODEL", str(IDS_ONLY))
     with colibri.load() as model:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -14,7 +17,11 @@ import httpx
 import pytest
 
 from colibri.errors import ArgumentError
+from colibri.server.heartbeat import Watchdog
+from colibri.server.protocol import Alive, Output, Step
+from colibri.server.service import Outputs, Service
 from colibri.server.settings import ServerSettings
+from colibri.server.supervisor import Ticket
 
 from .conftest import Server, serving
 
@@ -51,6 +58,30 @@ def test_a_client_that_leaves_while_tokens_come_frees_its_place(server: Server) 
         next(response.iter_lines())
         response.close()
     server.wait(server.idle, 3)
+
+
+def test_a_client_may_leave_just_when_a_token_comes() -> None:
+    """Whatever the order of the two, the request ends."""
+
+    async def ends(turns: int) -> bool:
+        queue: asyncio.Queue[Output] = asyncio.Queue()
+        outputs = Outputs(Service(ServerSettings()), [Ticket(1, queue)], queue)
+
+        async def consume() -> None:
+            while True:
+                await outputs.next(10)
+
+        task = asyncio.create_task(consume())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        queue.put_nowait(Output(1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,), timeout=5)
+        return task.cancelled()
+
+    assert [asyncio.run(ends(turns)) for turns in range(6)] == [True] * 6
 
 
 def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> None:
@@ -167,6 +198,57 @@ def test_while_the_engine_is_away_requests_are_refused() -> None:
         server.wait(lambda: server.get("/health").status_code == 200)
 
 
+# ---- the engine hangs ----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_rests_for_a_moment_goes_on() -> None:
+    with serving("--hang", "16") as server, server.client() as client:
+        lines = open_stream(client, ENDLESS).iter_lines()
+        next(lines)
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+        server.wait(lambda: server.get("/health").json()["status"] == "stalled")
+        assert server.get("/health").status_code == 503
+        os.kill(server.engine_pid(), signal.SIGCONT)
+        server.wait(lambda: server.get("/health").status_code == 200)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.get("/health").json()["engine"]["restarts"] == 0
+
+
+def test_an_engine_that_hangs_is_replaced() -> None:
+    with serving("--hang", "5") as server, server.client() as client:
+        expected = server.post("/v1/completions", {**ENDLESS, "max_tokens": 5}).json()["choices"][0]["text"]
+        stream = open_stream(client, ENDLESS)
+        lines = stream.iter_lines()
+        next(lines)
+        hung = server.engine_pid()
+        os.kill(hung, signal.SIGSTOP)
+        assert any("engine_lost" in line for line in lines)
+        health = server.get("/health").json()
+        assert health["status"] == "restarting"
+        assert "got nowhere for 5 s" in health["reason"]
+        server.wait(lambda: server.get("/health").status_code == 200)
+        assert not os.path.exists(f"/proc/{hung}")
+        assert server.get("/health").json()["engine"]["restarts"] == 1
+        again = server.post("/v1/completions", {**ENDLESS, "max_tokens": 5}).json()["choices"][0]["text"]
+        assert again == expected
+
+
+def test_what_counts_as_news() -> None:
+    """Beats that repeat the last one are none: an engine whose heartbeat goes on while its steps do not hangs, too."""
+    watchdog = Watchdog(3)
+    watchdog.heard(Alive(7))
+    for _ in range(3):
+        assert not watchdog.tick()
+        watchdog.heard(Alive(7))
+    assert watchdog.stalled
+    assert watchdog.tick()
+    watchdog.heard(Alive(8))
+    assert not watchdog.stalled
+    assert not watchdog.tick()
+    watchdog.heard(Step(()))
+    assert watchdog.silent_s == 0
+
+
 # ---- the end -------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +344,36 @@ def test_a_port_in_use_is_named() -> None:
             pass
 
 
-def test_a_model_that_is_not_there_ends_the_server() -> None:
+def test_a_model_that_is_not_there_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="no address"), serving("-m", "/nowhere.gguf"):
         pass
+    assert re.fullmatch(r"colibri: /nowhere.gguf: no such file.*\n", capfd.readouterr().err)
+
+
+def test_an_empty_key_is_no_key(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError, match="no address"), serving(environment={"COLIBRI_API_KEY": ""}):
+        pass
+    assert "api_key: found an empty text" in capfd.readouterr().err
+
+
+def test_health_is_answered_while_the_model_loads() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    seen: list[tuple[int, str]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.get(f"http://127.0.0.1:{port}/health")
+                seen.append((answer.status_code, answer.json()["status"]))
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    with serving("--port", str(port)) as server:
+        server.wait(lambda: (200, "ok") in seen)
+        done.set()
+        watcher.join()
+    assert seen[0] == (503, "loading")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import colibri
-from colibri.cli.options import load_options
+from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import count, print_json, size
 from colibri.cli.progress import Progress
 from colibri.config import DEFAULT_CONTEXT, Precision
@@ -30,7 +30,7 @@ from colibri.observe.limits import Meter
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random ids.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-@click.option("--compare", "pair", nargs=2, type=click.Path(path_type=Path), metavar="A.json B.json",
+@click.option("--compare", "pair", nargs=2, type=FilePath(), metavar="A.json B.json",
               help="Measure nothing; print B over A from two files of --json.")
 def command(
     model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,

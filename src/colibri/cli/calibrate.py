@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import colibri
-from colibri.cli.options import load_options
+from colibri.cli.options import FilePath, load_options
 from colibri.cli.progress import Progress
 from colibri.cli.text_file import read_text_file
 from colibri.config import Precision
@@ -17,8 +17,8 @@ from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
 
 @click.command("calibrate")
 @load_options
-@click.option("-f", "--file", type=click.Path(path_type=Path), required=True, help="The text, UTF-8.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The importance file to write.")
+@click.option("-f", "--file", type=FilePath(), required=True, help="The text, UTF-8.")
+@click.option("-o", "--output", type=FilePath(), required=True, help="The importance file to write.")
 @click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
 def command(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from colibri.cli import EXIT_INTERRUPTED
-from colibri.cli.options import Size
+from colibri.cli.options import FilePath, Size
 from colibri.cli.output import size
 from colibri.conversion.convert import Options, Report, convert
 from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
@@ -21,11 +21,11 @@ from colibri.weights.checkpoint import Checkpoint
 
 
 @click.command("convert")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("source", type=FilePath())
+@click.argument("destination", type=FilePath())
 @click.option("-q", "--quantize", type=click.Choice(list(MIXES)), default="q4_k_m", show_default=True,
               help="Block format of the matrices; the _m mixes give more bits where they matter.")
-@click.option("--imatrix", type=click.Path(path_type=Path), help="llama.cpp's importance file, to weigh the errors by.")
+@click.option("--imatrix", type=FilePath(), help="llama.cpp's importance file, to weigh the errors by.")
 @click.option("--only-expert", type=click.IntRange(0), metavar="E",
               help="Write one expert's matrices only, to replace it in a running model.")
 @click.option("--split", type=Size(), help="Begin another file whenever one would exceed this, as 40G.")

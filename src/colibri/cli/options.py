@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from colibri.config import check_path
+from colibri.errors import ArgumentError
+
 Decorated = Callable[..., Any]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -43,12 +46,25 @@ class TokenIds(click.ParamType[list[int]]):
             self.fail(f"{value!r} is not a list of token ids; write it as 1,2,3", param, ctx)
 
 
+class FilePath(click.Path):
+    """A path; an empty text, which would mean the current directory, is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(check_path("path", value), param, ctx)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
 def model_option(function: Decorated) -> Decorated:
     """-m MODEL; the embedded model where it is absent."""
     return click.option(
         "-m",
         "--model",
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         envvar="COLIBRI_MODEL",
         show_envvar=True,
         help="A .gguf file (the first of a split is enough) or a Hugging Face directory. Default: the embedded model.",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import colibri
-from colibri.cli.options import load_options
+from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
 from colibri.cli.text_file import read_text_file
@@ -18,7 +18,7 @@ from colibri.observe.perplexity import WINDOW, perplexity
 
 @click.command("perplexity")
 @load_options
-@click.option("-f", "--file", type=click.Path(path_type=Path), required=True, help="The text, UTF-8.")
+@click.option("-f", "--file", type=FilePath(), required=True, help="The text, UTF-8.")
 @click.option("--window", type=click.IntRange(4), default=WINDOW, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line.")

@@ -30,7 +30,10 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = time.monotonic()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system refuses a thread: the work goes on without a sign of life
+            self._ended.set()
         return self
 
     def __exit__(

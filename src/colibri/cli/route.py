@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import colibri
-from colibri.cli.options import load_options
+from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.standard_input import read_text
 from colibri.config import Precision
@@ -28,8 +28,8 @@ PAIRS = 2
 @click.command("route")
 @load_options
 @click.option("--prompt", help="A text, or - for standard input.")
-@click.option("--save", type=click.Path(path_type=Path), help="Keep the trace in this file (.npy).")
-@click.option("--trace", "file", type=click.Path(path_type=Path), help="Use a kept trace instead of a prompt.")
+@click.option("--save", type=FilePath(), help="Keep the trace in this file (.npy).")
+@click.option("--trace", "file", type=FilePath(), help="Use a kept trace instead of a prompt.")
 @click.option("--replay", is_flag=True, help="Score every cache policy and the optimum on the trace.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @load_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
-@click.option("--api-key", envvar="COLIBRI_API_KEY", help="Clients must send it as a bearer token.")
+@click.option("--api-key", help="Clients must send it as a bearer token.  [env var: COLIBRI_API_KEY]")
 @click.option("--open-to-all", is_flag=True, help="Allow other machines in without an API key.")
 @click.option("--allowed-host", multiple=True, help="Host name under which browsers may reach the service.")
 @click.option("--sequences", type=click.IntRange(1, 1024), default=8, show_default=True, help="Whole contexts at once.")
@@ -34,21 +35,25 @@ if TYPE_CHECKING:
               help="Seconds that requests may go on after SIGTERM.")  # fmt: skip
 @click.option("--keep-alive", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True,
               help="Seconds of silence after which a stream gets a comment.")  # fmt: skip
+@click.option("--hang", type=click.FloatRange(5), default=60.0, show_default=True,
+              help="Seconds in which the engine may get nowhere before it is killed and started again.")  # fmt: skip
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
     model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, host: str,
     port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...], sequences: int, chunk: int,
-    queue: int, body_limit: int, drain: float, keep_alive: float, name: str | None,
+    queue: int, body_limit: int, drain: float, keep_alive: float, hang: float, name: str | None,
 ) -> int:  # fmt: skip
     """Serve an OpenAI-compatible API and a page to look at."""
     run, settings_type = _server()
+    if api_key is None:  # not left to click, for which an empty variable is none
+        api_key = os.environ.get("COLIBRI_API_KEY")
     settings = settings_type(
         load=LoadOptions(
             path=model, ram=ram, threads=threads, context=context, precision=precision, sequences=sequences,
             chunk=chunk, share_prefixes=True,
         ),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
-        body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, model_name=name,
+        body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, hang_s=hang, model_name=name,
     )  # fmt: skip
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(settings, _announce)

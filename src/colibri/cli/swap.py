@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from colibri.cli.options import model_option
+from colibri.cli.options import FilePath, model_option
 from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
 from colibri.experts.store import ExpertStore
@@ -17,7 +17,7 @@ from colibri.weights.checkpoint import open_checkpoint
 @click.command("swap")
 @model_option
 @click.option("-e", "--expert", type=click.IntRange(0), help="Which expert, the same in every layer.")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=FilePath())
 @click.option("--revert", is_flag=True, help="Take the replacement back.")
 @click.option("--export", is_flag=True, help="Write the expert in use to FILE.")
 def command(model: Path | None, expert: int | None, file: Path | None, revert: bool, export: bool) -> None:

@@ -30,7 +30,7 @@ from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
 from colibri.conversion.mixes import mix as find_mix
 from colibri.conversion.plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
-from colibri.errors import ArgumentError, FileError, FormatError
+from colibri.errors import ArgumentError, FileError, FormatError, starting_threads
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
@@ -144,7 +144,8 @@ class _Pieces:
         try:
             while True:
                 for part, first, count in jobs:
-                    ahead.append((part, self._pool.submit(self._compute, part, first, count)))
+                    with starting_threads("convert"):
+                        ahead.append((part, self._pool.submit(self._compute, part, first, count)))
                     if len(ahead) > 2 * ops.threads():
                         break
                 if not ahead:

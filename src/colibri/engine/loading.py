@@ -10,7 +10,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision
+from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision, check_path
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
@@ -52,8 +52,8 @@ def load(
     """
     return open_model(
         LoadOptions(
-            path=None if path is None else Path(path), ram=ram, threads=threads, context=context, precision=precision,
-            sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
+            path=None if path is None else check_path("path", path), ram=ram, threads=threads, context=context,
+            precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
         )
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import ModelConfig, SamplingParams
+from colibri.config import ModelConfig, SamplingParams, check_path
 from colibri.engine.engine import Engine
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher
@@ -35,8 +35,8 @@ def model_path(path: Path | None) -> Path:
     """The path itself, or what COLIBRI_MODEL names, or the embedded demo."""
     if path is not None:
         return path
-    if named := os.environ.get("COLIBRI_MODEL"):
-        return Path(named)
+    if (named := os.environ.get("COLIBRI_MODEL")) is not None:
+        return check_path("COLIBRI_MODEL", named)
     if not DEMO.exists():
         raise FileError(f"{DEMO}: the embedded demo model is not there; give a model's path or set COLIBRI_MODEL")
     return DEMO

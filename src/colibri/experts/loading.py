@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from colibri import ops
-from colibri.errors import ColibriError, MemoryBudgetError
+from colibri.errors import ColibriError, MemoryBudgetError, starting_threads
 from colibri.experts.reading import ExpertReader
 from colibri.experts.slots import Slot
 from colibri.experts.store import Expert
@@ -70,10 +70,11 @@ class Loader:
     def _start_reader(self) -> None:
         thread = threading.Thread(target=self._serve, name=f"expert-reader-{len(self._threads)}", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:  # the system gives no more: those that are there do
-            if not self._threads:
-                raise MemoryBudgetError(f"the system refused a thread to read experts with: {error}") from error
+            with starting_threads("read experts"):
+                thread.start()
+        except MemoryBudgetError:
+            if not self._threads:  # otherwise those that are there do
+                raise
             return
         self._threads.append(thread)
 

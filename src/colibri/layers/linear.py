@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from colibri import ops
+from colibri.errors import starting_threads
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.load import FileReader, Staging, load_plain, read_tiles
 from colibri.weights.tensor_info import TensorInfo
@@ -60,7 +61,9 @@ class DenseWeights:
             read_tiles(*job, self._reader, local.staging)
 
         with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
-            for _ in pool.map(fill, self._matrices):
+            with starting_threads("read weights"):
+                results = pool.map(fill, self._matrices)
+            for _ in results:
                 pass
         self._matrices.clear()
         self._reader.close()

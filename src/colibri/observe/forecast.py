@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from colibri import ops
+from colibri.errors import starting_threads
 from colibri.experts.plan import Plan
 from colibri.experts.reading import ExpertReader, largest_stripe
 from colibri.experts.residency import READERS
@@ -65,8 +66,9 @@ def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(MEASURE_THREADS)]
     start, processor = time.monotonic(), time.process_time()
-    for thread in threads:
-        thread.start()
+    with starting_threads("measure the disk"):
+        for thread in threads:
+            thread.start()
     for thread in threads:
         thread.join()
     took, processor = time.monotonic() - start, time.process_time() - processor

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +44,13 @@ BACKLOG = 512
 _ERRORS: dict[int | str, str] = {"4XX": "The request is at fault.", "5XX": "The server cannot answer now."}
 
 
-def make_app(settings: ServerSettings, on_ready: Callable[[Service, Ready], None] | None = None) -> FastAPI:
-    """An ASGI application that starts its engine with its lifespan; `app.state.service` is the Service."""
-    service = Service(settings)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        try:
-            ready = await service.start()
-            if on_ready is not None:
-                on_ready(service, ready)
-            yield
-        finally:
-            await service.stop()
-
+def make_app(service: Service) -> FastAPI:
+    """An ASGI application over a service, which may not have started yet."""
     app = FastAPI(
-        title="Colibri", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="Colibri", version=__version__, docs_url=None, redoc_url=None,
         responses={kind: {"model": ErrorReply, "description": text} for kind, text in _ERRORS.items()},
-        middleware=[Middleware(Gate, settings=settings, metrics=service.metrics)],
+        middleware=[Middleware(Gate, settings=service.settings, metrics=service.metrics)],
     )  # fmt: skip
-    app.state.service = service
     problems.install(app)
     _api(app, service)
     _observation(app, service)
@@ -209,17 +196,34 @@ def run(settings: ServerSettings, announce: Callable[[Service, Ready, str], None
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    app = make_app(settings, lambda service, ready: announce(service, ready, url))
+    service = Service(settings)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        http="h11", timeout_graceful_shutdown=max(1, round(settings.drain_s)), timeout_keep_alive=30, lifespan="on",
+        make_app(service), log_level="warning", access_log=False, server_header=False, http="h11", lifespan="off",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_keep_alive=30,
     )  # fmt: skip
-    server = _Server(config, app.state.service)
     with listener:
-        asyncio.run(server.serve(sockets=[listener]))
-    failure = app.state.service.supervisor.failure
-    if not server.started:
-        raise ArgumentError(failure or "the server did not start")
+        asyncio.run(_serve(service, _Server(config, service), listener, lambda ready: announce(service, ready, url)))
+
+
+async def _serve(
+    service: Service, server: uvicorn.Server, listener: socket.socket, announce: Callable[[Ready], None]
+) -> None:
+    """Answer from the first moment on, so that /health says `loading` and not nothing."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    loading = asyncio.ensure_future(service.start())
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            announce(loading.result())
+            await serving
+    except (OSError, RuntimeError) as error:
+        raise ArgumentError(str(error)) from error
+    finally:
+        loading.cancel()
+        server.should_exit = True
+        await asyncio.gather(serving, loading, return_exceptions=True)
+        await service.stop()
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -27,13 +27,15 @@ class Live:
         self._tokens: deque[tuple[float, int]] = deque()
         self._counts: NDArray[np.int64] | None = None
         self._shape = (0, 0)
-        self._first = "{}"
+        self._first: str | None = None
 
     def model(self, ready: Ready, name: str) -> None:
         """What stays the same: the first message that a page gets."""
         self._shape = int(ready.model["layers"]), int(ready.model["experts"])
         facts = {"name": name, "context": ready.context, "threads": ready.threads, "isa": ready.isa}
         self._first = json.dumps({"model": {**ready.model, **facts}, "sequences": ready.sequences, "plan": ready.plan})
+        for viewer in self._viewers:
+            viewer.put_nowait(self._first)
 
     def tokens(self, count: int) -> None:
         """Tokens came from the engine."""
@@ -74,7 +76,8 @@ class Live:
     def join(self) -> asyncio.Queue[str]:
         """A page opens: a queue of JSON texts."""
         viewer: asyncio.Queue[str] = asyncio.Queue()
-        viewer.put_nowait(self._first)
+        if self._first is not None:
+            viewer.put_nowait(self._first)
         self._viewers.add(viewer)
         self._supervisor.watch_experts(True)
         return viewer

@@ -55,8 +55,8 @@ def context_exceeded(prompt: int, context: int) -> ApiError:
 
 
 def engine_lost() -> ApiError:
-    """The engine process died under a request."""
-    message = "The engine ended unexpectedly and is being restarted; this request is lost. Send it again."
+    """The engine process died under a request, or hung and was killed."""
+    message = "The engine failed and is being restarted; this request is lost. Send it again."
     return ApiError(503, message, code="engine_lost", headers={"Retry-After": "2"})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,14 @@ class Stats:
     counts: bytes | None = None
 
 
-Event = Hello | Ready | Failed | Step | Stats
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Sent every second by a thread of its own. progress: changes whenever the engine gets anywhere."""
+
+    progress: int
+
+
+Event = Hello | Ready | Failed | Step | Stats | Alive
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.supervisor = Supervisor(settings.load)
+        self.supervisor = Supervisor(settings.load, settings.hang_s)
         self.metrics = Metrics()
         self.live = Live(self.supervisor)
         self.draining = asyncio.Event()
@@ -87,8 +87,8 @@ class Service:
         return supervisor.ready
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError unless the request is for this model."""
-        if name is not None and name != self.name:
+        """Raise ApiError unless the request is for this model, whose name may be known only once it is loaded."""
+        if name is not None and self.ready and name != self.name:
             raise ApiError(
                 404, f"The model {name!r} is not served here; {self.name!r} is.", param="model", code="model_not_found"
             )
@@ -188,13 +188,20 @@ class Service:
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body of /health."""
         supervisor = self.supervisor
-        state = "draining" if self.draining.is_set() else supervisor.state
+        state: str = supervisor.state
+        if self.draining.is_set():
+            state = "draining"
+        elif state == "ready" and supervisor.stalled:
+            state = "stalled"
         body: dict[str, Any] = {
             "status": "ok" if state == "ready" else state,
             "model": self.name,
-            "engine": {"state": supervisor.state, "restarts": supervisor.restarts, "pending": supervisor.pending},
+            "engine": {
+                "state": supervisor.state, "restarts": supervisor.restarts, "pending": supervisor.pending,
+                "silent_s": supervisor.silent_s,
+            },
         }
-        if supervisor.failure is not None and state != "ready":
+        if supervisor.failure is not None:
             body["reason"] = supervisor.failure
         return 200 if state == "ready" else 503, body
 
@@ -214,7 +221,8 @@ class Outputs:
     async def next(self, timeout: float | None = None) -> tuple[int, Output] | None:
         """Which sequence, and what it got. None after `timeout` seconds of silence. Raises ApiError for lost ones."""
         try:
-            output = await asyncio.wait_for(self._queue.get(), timeout)
+            async with asyncio.timeout(timeout):  # wait_for of Python 3.11 loses a cancellation that comes with an item
+                output = await self._queue.get()
         except TimeoutError:
             return None
         if output.finish == "lost":

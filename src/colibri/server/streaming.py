@@ -104,6 +104,7 @@ class EventStream(Response):
         with contextlib.suppress(OSError):
             async for text in self._events:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await asyncio.sleep(0)  # many tokens may have come: between two, it can be noticed that the client left
             await send({"type": "http.response.body", "body": b""})
 
 

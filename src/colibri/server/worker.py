@@ -1,7 +1,8 @@
 """The engine process: commands in, steps, outputs out.
 
-One thread does everything in turn, so that no other Python thread ever holds up a step. The collector of cycles is off
-while steps run; it works when the engine rests, and briefly between steps once in a while.
+One thread does everything in turn, so that no other Python thread ever holds up a step; that of the heartbeat sends a
+few bytes a second. The collector of cycles is off while steps run; it works when the engine rests, and briefly between
+steps once in a while.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -21,25 +23,10 @@ from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.engine.sequence import Sequence
 from colibri.errors import ArgumentError, ColibriError
+from colibri.server import protocol
 from colibri.server.constraints import Grammars
+from colibri.server.heartbeat import BEAT_S, Heart
 from colibri.server.prompt_logits import PromptWatcher
-from colibri.server.protocol import (
-    VERSION,
-    Cancel,
-    Command,
-    EngineTotals,
-    Event,
-    Failed,
-    Hello,
-    Output,
-    Ready,
-    Start,
-    Stats,
-    Step,
-    Stop,
-    Submit,
-    Watch,
-)
 
 BUSY_STATS_S = 0.2
 IDLE_STATS_S = 2.0
@@ -56,38 +43,59 @@ class _Running:
         self.prefilled = 0
 
 
+class Line:
+    """The connection to the web server; several threads may send."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, event: protocol.Event) -> None:
+        """Raises OSError when the web server is gone."""
+        with self._lock:
+            self.connection.send(event)
+
+
 class Worker:
     """Runs one model for one web server."""
 
-    def __init__(self, connection: Connection, model: Model, sequences: int) -> None:
-        self._connection = connection
+    def __init__(self, line: Line, model: Model, sequences: int) -> None:
+        self._connection = line.connection
+        self._send = line.send
         self._model = model
         self._sequences = sequences
         self._running: dict[int, _Running] = {}
         self._grammars = Grammars(model)
-        self._totals = EngineTotals()
+        self._totals = protocol.EngineTotals()
         self._experts = False
         self._next_stats = 0.0
         self._collected = time.monotonic()
         self._dirty = False
+        self._turns = 0
 
     def run(self) -> None:
         """Serve until told to stop or until the web server is gone."""
         while self._receive():
+            self._turns += 1
             if self._running:
                 self._step()
             self._stats()
             self._collect()
+
+    def progress(self) -> int:
+        """A number that grows whenever anything is done, within a step, too."""
+        counters = self._model.experts.counters
+        return self._turns + counters.hits + counters.misses + counters.bytes_read
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
     def _receive(self) -> bool:
         """Take up what has come; waits only when there is nothing to do. False at the end."""
         try:
-            wait = 0.0 if self._running else max(self._next_stats - time.monotonic(), 0.01)
+            wait = 0.0 if self._running else min(max(self._next_stats - time.monotonic(), 0.01), BEAT_S)
             while self._connection.poll(wait):
-                command: Command = self._connection.recv()
-                if isinstance(command, Stop):
+                command: protocol.Command = self._connection.recv()
+                if isinstance(command, protocol.Stop):
                     return False
                 self._take(command)
                 wait = 0.0
@@ -95,19 +103,19 @@ class Worker:
             return False
         return True
 
-    def _take(self, command: Command) -> None:
+    def _take(self, command: protocol.Command) -> None:
         match command:
-            case Submit():
+            case protocol.Submit():
                 self._submit(command)
-            case Cancel(request):
+            case protocol.Cancel(request):
                 running = self._running.pop(request, None)
                 if running is not None:
                     self._model.engine.cancel(running.sequence)
-            case Watch(experts):
+            case protocol.Watch(experts):
                 self._experts = experts
                 self._next_stats = 0.0
 
-    def _submit(self, command: Submit) -> None:
+    def _submit(self, command: protocol.Submit) -> None:
         try:
             constraint = None if command.grammar is None else self._grammars.constraint(command.grammar)
             prompt = None
@@ -118,7 +126,8 @@ class Worker:
                 constraint=constraint, prompt_watcher=prompt,
             )  # fmt: skip
         except ColibriError as error:
-            self._send(Step((Output(command.request, finish="cancelled", error=str(error), bad_request=True),)))
+            refused = protocol.Output(command.request, finish="cancelled", error=str(error), bad_request=True)
+            self._send(protocol.Step((refused,)))
             return
         self._running[command.request] = _Running(sequence, prompt)
         self._totals.prompt_tokens += len(command.ids)
@@ -139,9 +148,9 @@ class Worker:
             output for request, running in list(self._running.items()) for output in self._news(request, running)
         )
         if outputs:
-            self._send(Step(outputs))
+            self._send(protocol.Step(outputs))
 
-    def _news(self, request: int, running: _Running) -> list[Output]:
+    def _news(self, request: int, running: _Running) -> list[protocol.Output]:
         """What is new for a request, if anything is."""
         sequence = running.sequence
         prefilled = min(sequence.computed, sequence.prompt_length)
@@ -158,7 +167,11 @@ class Worker:
             del self._running[request]
             self._totals.cached_tokens += sequence.cached
         fault = isinstance(sequence.error, ArgumentError)
-        return [Output(request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt)]
+        return [
+            protocol.Output(
+                request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt
+            )
+        ]
 
     # ---- between steps -------------------------------------------------------------------------------------------
 
@@ -170,7 +183,7 @@ class Worker:
         engine, model, totals = self._model.engine, self._model, self._totals
         counts = np.ascontiguousarray(model.routing.counts).tobytes() if self._experts else None
         self._send(
-            Stats(
+            protocol.Stats(
                 running=engine.running,
                 waiting=engine.waiting,
                 steps=totals.steps,
@@ -198,14 +211,11 @@ class Worker:
             gc.collect(0)
             self._collected = now
 
-    def _send(self, event: Event) -> None:
-        self._connection.send(event)
-
-    def ready(self) -> Ready:
+    def ready(self) -> protocol.Ready:
         """What the web server should know of the model."""
         model = self._model
         facts = {**model.describe(), "vocab_size": model.config.vocab_size}
-        return Ready(
+        return protocol.Ready(
             model=facts, context=model.context, sequences=self._sequences, threads=ops.threads(),
             isa=ops.isa(), plan=plan_summary(model), notes=model.notes, load_s=model.load_s,
         )  # fmt: skip
@@ -216,24 +226,27 @@ def plan_summary(model: Model) -> dict[str, int | bool]:
     return {"budget_bytes": model.plan.budget, "fits": model.plan.fits, "cache_bytes": model.engine.cache.nbytes}
 
 
-def serve(connection: Connection) -> int:
+def serve(line: Line) -> int:
     """Load what the first message names and serve it; the exit status."""
-    connection.send(Hello(VERSION, os.getpid()))
-    start = connection.recv()
-    if not isinstance(start, Start) or start.version != VERSION:
-        connection.send(Failed(-3, f"the web server speaks version {getattr(start, 'version', None)}, not {VERSION}"))
+    line.send(protocol.Hello(protocol.VERSION, os.getpid()))
+    start = line.connection.recv()
+    if not isinstance(start, protocol.Start) or start.version != protocol.VERSION:
+        found = getattr(start, "version", None)
+        line.send(protocol.Failed(-3, f"the web server speaks version {found}, not {protocol.VERSION}"))
         return EXIT_BAD_MODEL
     options: LoadOptions = start.options
     try:
+        heart = Heart(line.send)
         model = open_model(options)
-        worker = Worker(connection, model, options.sequences)
+        worker = Worker(line, model, options.sequences)
         if model.has_tokenizer:
             model.tokenizer.eos_ids  # noqa: B018 (reads the vocabulary now, not in the first request)
     except ColibriError as error:
-        connection.send(Failed(error.code, str(error)))
+        line.send(protocol.Failed(error.code, str(error)))
         return EXIT_BAD_MODEL
     with model:
-        connection.send(worker.ready())
+        heart.progress = worker.progress
+        line.send(worker.ready())
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -246,7 +259,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the web server decides when the engine ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        return serve(Connection(int(sys.argv[1])))
+        return serve(Line(Connection(int(sys.argv[1]))))
     except (BrokenPipeError, ConnectionResetError):
         return 0
 

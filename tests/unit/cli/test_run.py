@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_files import VOCABULARY, model_metadata, write_model
 
+from colibri.cli import main
 from colibri.weights.gguf_writer import Value
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -48,6 +49,20 @@ def test_a_prompt_from_standard_input_may_hold_any_bytes(command: list[str]) -> 
     done = colibri([*command, "--prompt", "-"], input=b"the \xff\xfe one\0")
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("command", [
+    "run --prompt a", "chat", "serve", "inspect", "verify", "bench", "swap", "plan", "route --prompt a", "doctor",
+    f"perplexity -f {__file__}", f"calibrate -f {__file__} -o nowhere",
+])  # fmt: skip
+def test_no_model_is_not_the_current_directory(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "-m", ""]) == 2
+    assert "path: found ''" in capsys.readouterr().err
+    monkeypatch.setenv("COLIBRI_MODEL", "")
+    assert main(command.split()) == 1
+    assert "COLIBRI_MODEL: found ''" in capsys.readouterr().err
 
 
 def test_standard_input_is_closed() -> None:
