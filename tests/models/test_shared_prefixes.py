@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colibri.cache.prefix import LEAST_COPIED
 from colibri.config import SamplingParams
 from colibri.engine.model import Model
 
@@ -47,9 +48,50 @@ def test_a_prompt_that_joins_shares_with_one_that_still_runs(load: Load, prompts
     expected = [generated(alone, ids)[0] for ids in prompts[:2]]
     first = shared.generate(prompts[0], PARAMS)
     tokens = [next(first)]
-    assert generated(shared, prompts[1]) == (expected[1], 256)
+    assert generated(shared, prompts[1]) == (expected[1], 300)
     tokens += list(first)
     assert [(token.id, token.logprob, token.top) for token in tokens] == expected[0]
+
+
+@pytest.mark.parametrize("chunk", [512, 64, 7])
+def test_prompts_that_come_together_compute_their_common_beginning_once(
+    load: Load, prompts: list[list[int]], chunk: int
+) -> None:
+    alone = load(LONG, context=512)
+    shared = load(LONG, context=512, sequences=8, share_prefixes=True, chunk=chunk)
+    together = [prompts[0], prompts[1], prompts[0], [9, *prompts[0]], prompts[0][:20], prompts[0][:10], prompts[0]]
+    expected = [generated(alone, ids)[0] for ids in together]
+    running = [shared.sequence(ids, PARAMS) for ids in together]
+    for sequence in running:
+        shared.engine.add(sequence)
+    while any(sequence.finish_reason is None for sequence in running):
+        shared.engine.step()
+    found = [[(token.id, token.logprob, token.top) for token in sequence.output] for sequence in running]
+    assert found == expected
+    cached = [sequence.cached for sequence in running]
+    assert cached[0] == cached[3] == cached[5] == 0  # the first, another text, one too short to be worth a copy
+    assert cached[2] == cached[6] == 339  # all but the token whose logits are wanted
+    assert 300 - LEAST_COPIED < cached[1] <= 300
+    assert cached[4] == (19 if chunk > LEAST_COPIED else 0)  # what is left to share is not worth it either
+    computed = sum(len(ids) for ids in together) - sum(cached)
+    assert computed <= len(prompts[0]) + len(together[3]) + 25 + LEAST_COPIED + 20 + 10 + 2
+    assert shared.engine.cache.free_blocks == shared.engine.cache.blocks
+
+
+def test_one_that_waits_for_a_beginning_goes_on_when_the_other_leaves(load: Load, prompts: list[list[int]]) -> None:
+    alone = load(LONG, context=512)
+    model = load(LONG, context=512, sequences=3, share_prefixes=True, chunk=64)
+    first, second = (model.sequence(prompts[0], PARAMS) for _ in range(2))
+    model.engine.add(first)
+    model.engine.add(second)
+    for _ in range(2):
+        model.engine.step()
+    assert (model.engine.running, model.engine.waiting) == (1, 1)
+    model.engine.cancel(first)
+    while second.finish_reason is None:
+        model.engine.step()
+    assert second.cached == 128
+    assert [(token.id, token.logprob, token.top) for token in second.output] == generated(alone, prompts[0])[0]
 
 
 def test_a_dropped_prompt_leaves_what_it_has_computed(load: Load, prompts: list[list[int]]) -> None:

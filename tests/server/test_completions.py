@@ -50,6 +50,14 @@ def test_a_stream_says_what_the_whole_reply_says(server: Server) -> None:
         assert [value for part in parts for value in part[key]] == values
 
 
+def test_usage_counts_a_prompt_once(server: Server) -> None:
+    ids = [7 + place % 90 for place in range(150)]
+    body = {"prompt": [ids, ids[:100]], "n": 3, "max_tokens": 4, "ignore_eos": True}
+    usage = server.post("/v1/completions", body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (250, 24)
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= 99  # what the second prompt found of the first
+
+
 def test_prompts_of_every_kind(server: Server) -> None:
     text = "Once upon a time"
     ids = server.post("/tokenize", {"text": text}).json()["tokens"]

@@ -79,6 +79,20 @@ def test_a_copied_block_holds_the_same_and_the_original_stays() -> None:
     assert (cache.layers[0].keys.numpy()[block] == 7).all()
 
 
+def test_the_block_that_a_running_sequence_fills_can_be_copied() -> None:
+    cache = SharedCache(CONFIG, 8)
+    ids = numbers(600)
+    first = cache.borrow(ids, 601)
+    cache.note(first, ids, 40)
+    assert cache.borrow(ids, 601).cached == 40
+    cache.note(first, ids, 300)
+    other = cache.borrow([*numbers(290), 999], 300)
+    assert other.cached == 290
+    assert other.table[1] != first.table[1]
+    cache.end(first)  # after an error: what it had computed before stays known as far as its blocks are full
+    assert cache.borrow(ids, 300).cached == SIZE
+
+
 def test_few_tokens_are_not_worth_a_copy() -> None:
     cache = SharedCache(CONFIG, 4)
     run(cache, numbers(100))
@@ -153,6 +167,7 @@ def test_no_block_is_lost_or_held_twice(data: st.DataObject) -> None:
             if cache.has_room(len(ids), ids):
                 lease = cache.borrow(ids, len(ids))
                 assert lease.cached < len(ids)
+                cache.note(lease, ids, data.draw(st.integers(lease.cached, len(ids))))
                 held.append((ids, lease))
     own = [set(lease.table.tolist()[lease.cached // SIZE :]) for _, lease in held]  # type: ignore[attr-defined]
     for place, blocks in enumerate(own):

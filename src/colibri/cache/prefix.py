@@ -1,8 +1,9 @@
 """Blocks of the key-value cache that later prompts use again when they begin alike.
 
 A full block is known by the hash of everything up to its end, so that equal beginnings meet whatever came after. The
-unfinished last block of a sequence is kept, too; a prompt that goes on from within it gets a copy of it. What nobody
-uses is given up when room is needed, the least recently used first, the ends of texts before their beginnings.
+unfinished last block of a sequence is known, too, as far as its prompt is computed and after its end; a prompt that
+goes on from within it gets a copy of it. What nobody uses is given up when room is needed, the least recently used
+first, the ends of texts before their beginnings.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Lease:
     _path: list[_Kept] = field(default_factory=list)  # the shared blocks it uses, in order
     _key: bytes = ROOT  # of all its full blocks so far
     _noted: int = 0  # how many full blocks that are
+    _open: _Kept | None = None  # what is known of the block after these, which is the sequence's own
 
 
 class SharedCache(KeyValueCache):
@@ -55,7 +57,7 @@ class SharedCache(KeyValueCache):
 
     def __init__(self, config: ModelConfig, blocks: int, *, share: bool = True) -> None:
         super().__init__(config, blocks)
-        self._share = share  # otherwise every block is forgotten when its sequence ends
+        self.shares = share  # otherwise every block is forgotten when its sequence ends
         self._kept: dict[bytes, _Kept] = {}
         self._after: dict[bytes, dict[bytes, _Kept]] = {}  # what may follow a text
         self._unused: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
@@ -106,9 +108,20 @@ class SharedCache(KeyValueCache):
         return Lease(table, cached, self._epoch, path, key, len(path))
 
     def note(self, lease: Lease, ids: Sequence[int], computed: int) -> None:
-        """Remember the blocks that are full now: the first `computed` of a sequence's ids are in the cache."""
-        if lease.epoch != self._epoch or not self._share:
+        """Remember what is there now: the first `computed` of a sequence's ids are in the cache."""
+        if lease.epoch != self._epoch or not self.shares:
             return
+        self._note_full(lease, ids, computed)
+        tail = np.array(ids[SIZE * lease._noted : computed], np.int32)
+        key = _digest(lease._key, tail)
+        if len(tail) >= LEAST_COPIED and key not in self._kept:
+            lease._open = self._keep(int(lease.table[lease._noted]), key, lease._key, tail)
+            lease._open.users = 1
+
+    def _note_full(self, lease: Lease, ids: Sequence[int], computed: int) -> None:
+        if lease._open is not None:
+            self._drop(lease._open)
+            lease._open = None
         while SIZE * (lease._noted + 1) <= computed:
             start = SIZE * lease._noted
             own = np.array(ids[start : start + SIZE], np.int32)
@@ -122,11 +135,13 @@ class SharedCache(KeyValueCache):
 
     def end(self, lease: Lease, ids: Sequence[int] = (), computed: int = 0) -> None:
         """Give a sequence's blocks back; what is `computed` of its ids stays known while there is room."""
-        self.note(lease, ids, computed)
+        known = self.shares and lease.epoch == self._epoch
+        if known:
+            self._note_full(lease, ids, computed)
         shared = {kept.block for kept in lease._path}
         own = [int(block) for block in lease.table if int(block) not in shared]
         rest = computed - SIZE * lease._noted
-        if self._share and lease.epoch == self._epoch and rest >= LEAST_COPIED:
+        if known and rest >= LEAST_COPIED:
             tail = np.array(ids[computed - rest : computed], np.int32)
             key = _digest(lease._key, tail)
             block = int(lease.table[lease._noted])
@@ -175,6 +190,14 @@ class SharedCache(KeyValueCache):
         self._after.setdefault(parent, {})[key] = kept
         return kept
 
+    def _drop(self, kept: _Kept) -> None:
+        """Know no more what a block holds."""
+        del self._kept[kept.key]
+        siblings = self._after[kept.parent]
+        del siblings[kept.key]
+        if not siblings:
+            del self._after[kept.parent]
+
     def _use(self, kept: _Kept) -> None:
         kept.users += 1
         self._unused.pop(kept.key, None)
@@ -194,11 +217,7 @@ class SharedCache(KeyValueCache):
             return
         while len(self._free) < count:
             _, kept = self._unused.popitem(last=False)
-            del self._kept[kept.key]
-            siblings = self._after[kept.parent]
-            del siblings[kept.key]
-            if not siblings:
-                del self._after[kept.parent]
+            self._drop(kept)
             self.give_back(np.array([kept.block], np.int32))
 
     def _copy(self, source: int, target: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.prefix import SharedCache
-from colibri.engine.scheduler import Work, schedule
+from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
@@ -149,14 +149,17 @@ class Engine:
             self._retire()
 
     def _admit(self) -> None:
-        while self._waiting:
-            sequence = self._waiting[0]
+        """As many as there is room for, as they came; one whose beginning is being computed waits to share it."""
+        for sequence in self._waiting.copy():
             share = sequence.prompt_watcher is None  # which wants to see every position
+            if share and self.cache.shares and follows(sequence, self._running):
+                continue
             room = self.cache.has_room(sequence.capacity, sequence.ids if share else ())
             if len(self._running) >= self._chunk or not room:
                 return
             sequence.borrowed(self.cache.borrow(sequence.ids, sequence.capacity, share=share))
-            self._running.append(self._waiting.pop(0))
+            self._running.append(sequence)
+            self._waiting.remove(sequence)
 
     def _retire(self) -> None:
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
@@ -200,7 +203,7 @@ class Engine:
             sequence.computing = 0
             sequence.computed += count
             row += count
-            if sequence.lease is not None and sequence.computed % ops.KV_BLOCK < count:
+            if sequence.lease is not None and (count > 1 or sequence.computed % ops.KV_BLOCK == 0):
                 self.cache.note(sequence.lease, sequence.ids, sequence.computed)
         return rows
 

@@ -1,10 +1,11 @@
-"""Which rows go through the layers next."""
+"""Which sequences wait, and which rows go through the layers next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from colibri.cache.prefix import LEAST_COPIED
 from colibri.engine.sequence import Sequence
 
 
@@ -13,6 +14,17 @@ class Work(NamedTuple):
 
     sequence: Sequence
     rows: int
+
+
+def follows(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether more of a prompt's beginning than is in the cache is about to be computed for another sequence."""
+    for other in running:
+        shared = other.computed + LEAST_COPIED
+        if other.pending > 1 and shared < len(sequence.ids) and shared <= len(other.ids):
+            last = shared - 1  # most differ here
+            if sequence.ids[last] == other.ids[last] and sequence.ids[:last] == other.ids[:last]:
+                return True
+    return False
 
 
 def schedule(sequences: Iterable[Sequence], budget: int) -> list[Work]:

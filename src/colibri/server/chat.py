@@ -186,7 +186,7 @@ class _Reply:
         self._service = service
         self._body = body
         self._choices = [_Choice(plan) for _ in range(body.n or 1)]
-        self._usage = Usage([len(plan.ids)])
+        self._usage = Usage([len(plan.ids)], body.n or 1)
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}
         self._called = [0] * len(self._choices)
 

@@ -89,7 +89,7 @@ class _Reply:
     def __init__(self, service: Service, body: CompletionRequest, prompts: Sequence[_Prompt]) -> None:
         self._body = body
         self._prompts = prompts
-        self._usage = Usage(len(prompt.ids) for prompt in prompts)
+        self._usage = Usage((len(prompt.ids) for prompt in prompts[:: body.n or 1]), body.n or 1)
         self._frame = {
             "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": service.name,
         }  # fmt: skip

@@ -17,10 +17,11 @@ def new_id(kind: str) -> str:
 
 
 class Usage:
-    """Counts tokens over the sequences of a request."""
+    """Counts tokens over the sequences of a request: `choices` of each prompt, which is counted once."""
 
-    def __init__(self, prompts: Iterable[int]) -> None:
+    def __init__(self, prompts: Iterable[int], choices: int) -> None:
         self._prompt = sum(prompts)
+        self._choices = choices
         self._sampled: dict[int, int] = {}
         self._cached: dict[int, int] = {}
         self.reasoning = 0
@@ -28,7 +29,8 @@ class Usage:
     def take(self, index: int, output: Output) -> None:
         """Note how far a sequence is."""
         self._sampled[index] = output.sampled
-        self._cached[index] = output.cached
+        if index % self._choices == 0:  # the others find what the first has computed
+            self._cached[index] = output.cached
 
     def as_dict(self) -> dict[str, Any]:
         """The usage object."""
