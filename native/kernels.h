@@ -41,7 +41,7 @@ static inline size_t tile_stride(int type, int64_t k) {
 }
 
 /* Gated activations of an expert. */
-enum glu { GLU_SILU, GLU_GELU_TANH, GLU_SWIGLU_OAI, GLU_COUNT };
+enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_SWIGLU_OAI, GLU_COUNT };
 /* Router scores. */
 enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SOFTMAX_CHOSEN, SCORE_SQRT_SOFTPLUS, SCORE_COUNT };
 
@@ -84,6 +84,7 @@ struct kernels {
     void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n);
     /* rows */
     bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);  /* false: x is not finite */
+    bool (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps);
     void (*rope)(float *x, const float *cosine, const float *sine, int rotary);  /* one head, half-split pairs */
     void (*add)(float *out, const float *x, int n);
     void (*scale_add)(float *out, const float *x, float scale, int n);           /* out += scale * x */

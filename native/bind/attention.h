@@ -60,6 +60,17 @@ int64_t rows_of(const Tensor &t, const char *name, const Batch &batch) {
     return t.shape[1];
 }
 
+/* The rows of a table that belong to the rows' positions. */
+void embed_positions(Tensor &out, const Tensor &table, const Batch &batch) {
+    expect_tiled(table, "table", -1, -1);
+    float *rows = f32_of(out, "out", int64_t(batch.position.size()), table.shape[1]);
+    if (batch.last_position >= table.shape[0])
+        throw std::out_of_range("position: found " + std::to_string(batch.last_position) + ", expected 0 to " +
+                                std::to_string(table.shape[0] - 1));
+    const struct matrix weights = matrix_of(table);
+    region_embed(rows, &weights, batch.position.data(), int(batch.position.size()));
+}
+
 void rope(Tensor &x, const Batch &batch, const Tensor &cosine, const Tensor &sine, int head_dim) {
     const int64_t width = rows_of(x, "x", batch);
     f32_of(cosine, "cosine", -1, -1);
@@ -121,6 +132,7 @@ void bind_attention(nb::module_ &m) {
     nb::class_<Batch>(m, "Batch")
         .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
         .def("__len__", [](const Batch &batch) { return batch.position.size(); });
+    m.def("embed_positions", &embed_positions, "out"_a.noconvert(), "table"_a.noconvert(), "batch"_a);
     m.def("rope", &rope, "x"_a.noconvert(), "batch"_a.noconvert(), "cosine"_a.noconvert(), "sine"_a.noconvert(),
           "head_dim"_a);
     m.def("kv_append", &kv_append, "keys"_a.noconvert(), "values"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),

@@ -27,18 +27,19 @@ struct ExpertTable {
     }
 };
 
-void set_expert(ExpertTable &table, int64_t e, const Tensor &gate, const Tensor &up, const Tensor &down,
+void set_expert(ExpertTable &table, int64_t e, const Tensor *gate, const Tensor &up, const Tensor &down,
                 const Tensor *gate_bias, const Tensor *up_bias, const Tensor *down_bias) {
     const size_t i = table.index(e);
-    expect_tiled(gate, "gate", table.intermediate, table.hidden);
+    if (gate) expect_tiled(*gate, "gate", table.intermediate, table.hidden);
     expect_tiled(up, "up", table.intermediate, table.hidden);
     expect_tiled(down, "down", table.hidden, table.intermediate);
-    struct expert expert = {matrix_of(gate), matrix_of(up), matrix_of(down), nullptr, nullptr, nullptr, true};
-    if (gate_bias) expert.gate_bias = f32_of(*gate_bias, "gate_bias", table.intermediate);
+    const struct matrix none = {};
+    struct expert expert = {gate ? matrix_of(*gate) : none, matrix_of(up), matrix_of(down), nullptr, nullptr, nullptr, true};
+    if (gate && gate_bias) expert.gate_bias = f32_of(*gate_bias, "gate_bias", table.intermediate);
     if (up_bias) expert.up_bias = f32_of(*up_bias, "up_bias", table.intermediate);
     if (down_bias) expert.down_bias = f32_of(*down_bias, "down_bias", table.hidden);
     table.experts[i] = expert;
-    const Tensor *parts[] = {&gate, &up, &down, gate_bias, up_bias, down_bias};
+    const Tensor *parts[] = {gate, &up, &down, gate_bias, up_bias, down_bias};
     for (size_t p = 0; p < 6; p++) table.owners[i][p] = parts[p] ? parts[p]->owner : nullptr;
 }
 
@@ -66,7 +67,7 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
     expect(ids, "ids", T_I32, pairs);
     f32_of(slots, "slots", n * ids.shape[1], table.hidden);
     if (only) expect(*only, "only", T_I32, any);
-    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "swiglu_oai"});
+    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf", "swiglu_oai"});
     check_resident(table, ids, only);
     int status;
     {
@@ -81,7 +82,7 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
 void bind_experts(nb::module_ &m) {
     nb::class_<ExpertTable>(m, "ExpertTable")
         .def(nb::init<int, int, int>(), "experts"_a, "hidden"_a, "intermediate"_a)
-        .def("set", &set_expert, "e"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "down"_a.noconvert(),
+        .def("set", &set_expert, "e"_a, "gate"_a.noconvert().none(), "up"_a.noconvert(), "down"_a.noconvert(),
              "gate_bias"_a.noconvert().none() = nb::none(), "up_bias"_a.noconvert().none() = nb::none(),
              "down_bias"_a.noconvert().none() = nb::none())
         .def("clear", &clear_expert, "e"_a)

@@ -6,14 +6,14 @@
 namespace colibri {
 namespace {
 
-bool norm(Tensor &out, const Tensor &x, const Tensor &weight, float eps) {
+bool norm(Tensor &out, const Tensor &x, const Tensor &weight, float eps, const Tensor *bias) {
     expect_plain(x, "x");
     const int64_t dim = weight.shape[0], values = x.values();
-    const float *scale = f32_of(weight, "weight", dim);
+    const float *scale = f32_of(weight, "weight", dim), *offset = bias ? f32_of(*bias, "bias", dim) : nullptr;
     if (x.type != T_F32 || !dim || x.shape[x.dimensions - 1] != dim)
         wrong("x", describe(x), "F32 (..., " + std::to_string(dim) + ")");
     if (out.type != T_F32 || out.tiled || out.values() != values) wrong("out", describe(out), describe(x));
-    return region_norm(out.f32(), x.f32(), scale, int(values / dim), int(dim), eps);
+    return region_norm(out.f32(), x.f32(), scale, offset, int(values / dim), int(dim), eps);
 }
 
 int64_t same_size(const Tensor &out, const Tensor &x) {
@@ -63,7 +63,8 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
 }
 
 void bind_rows(nb::module_ &m) {
-    m.def("norm", &norm, "out"_a.noconvert(), "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a);
+    m.def("norm", &norm, "out"_a.noconvert(), "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
+          "bias"_a.noconvert().none() = nb::none());
     m.def("add", &add, "out"_a.noconvert(), "x"_a.noconvert());
     m.def("finite", &finite, "t"_a.noconvert());
     m.def("argmax", &argmax, "t"_a.noconvert());

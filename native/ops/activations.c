@@ -54,6 +54,7 @@ static void quantize_f32(void *out, const float *x, int n) { memcpy(out, x, (siz
 
 VEC vf silu(vf gate, vf up) { return vf_mul(vf_silu(gate), up); }
 VEC vf gelu_tanh(vf gate, vf up) { return vf_mul(vf_gelu_tanh(gate), up); }
+VEC vf gelu_erf(vf gate, vf up) { return vf_mul(vf_gelu_erf(gate), up); }
 /* gpt-oss: the gate is limited above, the linear part on both sides. A NaN passes through. */
 VEC vf swiglu_oai(vf gate, vf up) {
     gate = vf_min(vf_set1(7.0f), gate);
@@ -71,6 +72,7 @@ VEC vf swiglu_oai(vf gate, vf up) {
     }
 GLU(silu)
 GLU(gelu_tanh)
+GLU(gelu_erf)
 GLU(swiglu_oai)
 
 void COLIBRI_FN(fill_activations)(struct kernels *);
@@ -80,5 +82,6 @@ void COLIBRI_FN(fill_activations)(struct kernels *table) {
     table->quantize[A_Q256] = quantize_q256;
     table->glu[GLU_SILU] = glu_silu;
     table->glu[GLU_GELU_TANH] = glu_gelu_tanh;
+    table->glu[GLU_GELU_ERF] = glu_gelu_erf;
     table->glu[GLU_SWIGLU_OAI] = glu_swiglu_oai;
 }

@@ -85,7 +85,7 @@ static void sort_pairs(struct moe *m, const struct plan *plan, int n, int expert
         if (plan->wanted[m->ids[pair]]) m->pairs[plan->first[m->ids[pair]]++] = pair;
 }
 
-/* ---- region 1: h = glu(gate x, up x) ---- */
+/* ---- region 1: h = glu(gate x, up x); without a gate h = glu(up x, 1) ---- */
 
 struct columns { const void *x[REGION_COLUMNS]; float *y[REGION_COLUMNS]; };
 
@@ -116,10 +116,12 @@ static void first_item(struct moe *m, int share_index, int row) {
     int rows = m->intermediate - row < m->item_rows ? m->intermediate - row : m->item_rows, block = row / ITEM_ROWS;
     _Alignas(64) float up[REGION_COLUMNS * ITEM_ROWS];
     struct columns columns;
+    const bool gated = e->gate.tiles;
+    for (int i = 0; !gated && i < share->count * m->item_rows; i++) up[i] = 1.0f;
     for (int c = 0; c < share->count; c++) columns.y[c] = up + c * m->item_rows - row; /* from row 0 */
-    gate_or_up(m, share, &e->up, e->up_bias, &columns, row, rows);
+    if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, row, rows);
     for (int c = 0; c < share->count; c++) columns.y[c] = m->h + (size_t)(share->first + c) * (size_t)m->intermediate;
-    gate_or_up(m, share, &e->gate, e->gate_bias, &columns, row, rows);
+    gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, row, rows);
     for (int c = 0; c < share->count; c++) {
         float *h = columns.y[c] + row;
         kernels->glu[m->activation](h, h, up + c * m->item_rows, rows);
@@ -174,7 +176,8 @@ static void count_items_of_blocks(struct moe *m) {
 
 static void run(struct moe *m) {
     const struct expert *e = &m->experts[m->shares[0].expert];
-    split(m, m->intermediate, tile_stride(e->gate.type, m->hidden) + tile_stride(e->up.type, m->hidden));
+    const size_t gate_bytes = e->gate.tiles ? tile_stride(e->gate.type, m->hidden) : 0;
+    split(m, m->intermediate, gate_bytes + tile_stride(e->up.type, m->hidden));
     count_items_of_blocks(m);
     pool_share(first_items, m);
     split(m, m->hidden, tile_stride(e->down.type, m->intermediate));
@@ -213,7 +216,7 @@ static void need_formats(struct moe *m, int experts) {
     for (int i = 0; i < experts; i++) {
         const struct expert *e = &m->experts[i];
         if (!e->set) continue;
-        operand_need(&m->x, e->gate.type, m->exact);
+        if (e->gate.tiles) operand_need(&m->x, e->gate.type, m->exact);
         operand_need(&m->x, e->up.type, m->exact);
         int activation = activation_of(e->down.type, m->exact);
         size_t bytes = activation == A_F32 ? 0 : activation_bytes(activation, m->intermediate);

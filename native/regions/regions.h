@@ -20,6 +20,7 @@ struct matrix { const void *tiles; int type, rows, k; }; /* a tiled weight; type
 int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,
                   const float *const *biases, int count, bool exact, bool accumulate);
 
+/* An expert without a gate has no tiles there: down(activation(up x)). */
 struct expert { struct matrix gate, up, down; const float *gate_bias, *up_bias, *down_bias; bool set; };
 
 /* slots (n * k, hidden): row t * k + s = expert ids[t * k + s] of x[t]. With `only` (only_count ids) just those experts.
@@ -47,7 +48,8 @@ void region_rope(float *x, int heads, int head_dim, const float *cosine, const f
                  const struct batch *batch);
 /* ids, weights (n, k) from logits (n, experts); REGION_NOT_FINITE: a logit is not. */
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
-bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps);
+/* LayerNorm with a bias, RMSNorm without. */
+bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 /* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on
  * registers, pass by pass with all threads for about `seconds`. Return the number of rates, 1 to `most`. */

@@ -26,20 +26,24 @@ static void over_rows(void (*body)(const void *, int, int, int), const void *job
     else body(job, 0, n, 0);
 }
 
-struct norm_job { float *out; const float *x, *weight; int dim; float eps; bool *bad; };
+struct norm_job { float *out; const float *x, *weight, *bias; int dim; float eps; bool *bad; };
 
 static void norm_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct norm_job *job = context;
     bool good = true;
-    for (int64_t i = first; i < last; i++)
-        good &= kernels->rms_norm(job->out + i * job->dim, job->x + i * job->dim, job->weight, job->dim, job->eps);
+    for (int64_t i = first; i < last; i++) {
+        float *out = job->out + i * job->dim;
+        const float *x = job->x + i * job->dim;
+        good &= job->bias ? kernels->layer_norm(out, x, job->weight, job->bias, job->dim, job->eps)
+                          : kernels->rms_norm(out, x, job->weight, job->dim, job->eps);
+    }
     if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
 }
 
-bool region_norm(float *out, const float *x, const float *weight, int n, int dim, float eps) {
+bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps) {
     bool bad = false;
-    struct norm_job job = {out, x, weight, dim, eps, &bad};
+    struct norm_job job = {out, x, weight, bias, dim, eps, &bad};
     over_rows(norm_rows, &job, n, dim);
     return !bad;
 }

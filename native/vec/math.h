@@ -29,6 +29,18 @@ VEC vf vf_exp(vf x) {
 }
 VEC vf vf_sigmoid(vf x) { return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
 VEC vf vf_silu(vf x) { return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
+/* x/2 (1 + erf(x / sqrt 2)); erf of |x| / sqrt 2 as Abramowitz and Stegun 7.1.26 have it, within 1.5e-7 */
+VEC vf vf_gelu_erf(vf x) {
+    const vf z = vf_mul(vf_abs(x), vf_set1(0.70710678f)), t = vf_div(vf_set1(1.0f), vf_fma(vf_set1(0.3275911f), z, vf_set1(1.0f)));
+    vf p = vf_set1(1.061405429f);
+    p = vf_fma(p, t, vf_set1(-1.453152027f));
+    p = vf_fma(p, t, vf_set1(1.421413741f));
+    p = vf_fma(p, t, vf_set1(-0.284496736f));
+    p = vf_fma(p, t, vf_set1(0.254829592f));
+    const vf tail = vf_mul(vf_mul(p, t), vf_exp(vf_sub(vf_zero(), vf_mul(z, z)))); /* 1 - erf z */
+    const vf part = vf_mul(vf_mul(vf_set1(0.5f), x), tail);
+    return vf_select_less(x, vf_zero(), part, vf_sub(x, part));
+}
 /* x/2 (1 + tanh u) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) */
 VEC vf vf_gelu_tanh(vf x) {
     vf u = vf_mul(x, vf_fma(vf_mul(x, x), vf_set1(0.044715f), vf_set1(1.0f)));

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from colibri import ops
 from colibri.ops import reference
 
-Glu = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Glu = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 Formats = tuple[str, str, str]  # of gate, up, down
-GLUS: list[Glu] = ["silu", "gelu_tanh", "swiglu_oai"]
+GLUS: list[Glu] = ["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 MIXTURES = [
     ("Q4_K", "Q4_K", "Q6_K"),
     ("Q8_0", "Q4_K", "MXFP4"),
@@ -32,10 +32,10 @@ def make_expert(e: int, formats: Formats, biases: bool, intermediate: int = INTE
 
 
 def table_of(experts: list[reference.Expert]) -> ops.ExpertTable:
-    table = ops.ExpertTable(len(experts), HIDDEN, experts[0].gate.shape[0])
+    table = ops.ExpertTable(len(experts), HIDDEN, experts[0].up.shape[0])
     for number, e in enumerate(experts):
         biases = (None if b is None else plain(b) for b in (e.gate_bias, e.up_bias, e.down_bias))
-        table.set(number, tiled(e.gate), tiled(e.up), tiled(e.down), *biases)
+        table.set(number, None if e.gate is None else tiled(e.gate), tiled(e.up), tiled(e.down), *biases)
     return table
 
 
@@ -70,6 +70,28 @@ def test_close_to_the_specification(formats: Formats, activation: Glu, exact: bo
     found = same_everywhere(lambda: run(table, x, ids, activation, exact))
     # a value of h that lies between two steps may fall to either side in fast mode
     close(found, reference.moe(x, experts, ids, activation, exact), 1e-5 if exact or formats[2] == "F32" else 2e-2)
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("up_and_down", [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("BF16", "BF16")])
+def test_experts_without_a_gate(up_and_down: tuple[str, str], activation: Glu) -> None:
+    up, down = up_and_down
+    gated = [make_expert(e, (up, up, down), True, 288 if down != "Q6_K" else INTERMEDIATE) for e in range(EXPERTS)]
+    experts = [e._replace(gate=None, gate_bias=None) for e in gated]
+    x, ids = batch(7, 2)
+    table = table_of(experts)
+    found = same_everywhere(lambda: run(table, x, ids, activation))
+    close(found, reference.moe(x, experts, ids, activation), 1e-5 if down in ("F32", "BF16") else 2e-2)
+
+
+@pytest.mark.parametrize("activation", GLUS)
+def test_activations_are_the_functions_that_they_are_named_after(activation: Glu) -> None:
+    """Matrices that pass their input on show the activation itself, far out too."""
+    one = reference.Weight("F32", np.eye(HIDDEN, dtype=np.float32).tobytes(), (HIDDEN, HIDDEN))
+    x = np.linspace(-12, 12, HIDDEN, dtype=np.float32)[None]
+    table = table_of([reference.Expert(None, one, one)])
+    found = run(table, x, np.zeros((1, 1), np.int32), activation, exact=True)
+    np.testing.assert_allclose(found, reference.glu(activation, x, np.ones_like(x)), rtol=2e-6, atol=3e-7)
 
 
 @pytest.mark.parametrize("intermediate", [32, 288, 768, 1440])

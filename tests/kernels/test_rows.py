@@ -58,6 +58,20 @@ def test_norm(n: int, dim: int) -> None:
     np.testing.assert_allclose(same_everywhere(run), reference.rms_norm(x, weight, 1e-5), rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dim", SIZES[1:])
+@pytest.mark.parametrize("n", [1, 50])
+def test_layer_norm(n: int, dim: int) -> None:
+    x, weight, bias = normal(n, dim) + 3, normal(dim, seed=1), normal(dim, seed=2)
+
+    def run() -> NDArray[Any]:
+        out = ops.tensor("F32", (n, dim))
+        assert ops.norm(out, to_tensor(x), to_tensor(weight), 1e-5, to_tensor(bias))
+        return np.array(out.numpy())
+
+    expected = reference.layer_norm(x, weight, bias, 1e-5)
+    np.testing.assert_allclose(same_everywhere(run), expected, rtol=1e-5, atol=3e-6)
+
+
 def test_norm_of_heads_and_in_place() -> None:
     x, weight = normal(3, 4 * 24), normal(24, seed=1)
     heads = to_tensor(x).reshape(3, 4, 24)
@@ -72,7 +86,8 @@ def test_norm_of_heads_and_in_place() -> None:
 def test_norm_reports_what_is_not_finite(bad: float, row: int) -> None:
     x = normal(20, 1500)
     x[row, 1499] = bad
-    assert not ops.norm(ops.tensor("F32", x.shape), to_tensor(x), to_tensor(normal(1500)), 1e-6)
+    for bias in (None, to_tensor(normal(1500))):
+        assert not ops.norm(ops.tensor("F32", x.shape), to_tensor(x), to_tensor(normal(1500)), 1e-6, bias)
     assert not ops.finite(to_tensor(x))
     assert ops.finite(to_tensor(normal(20, 1500)))
 
@@ -135,6 +150,18 @@ def test_embed() -> None:
     for bad in (-1, 37):
         with pytest.raises(IndexError, match=f"ids: found {bad}, expected 0 to 36"):
             ops.embed(out, weights, to_tensor(np.array([0, bad, 0, 0, 0], np.int32)))
+
+
+def test_embed_positions() -> None:
+    table = normal(9, 40)
+    weights = ops.tensor("F32", (9, 40), tiled=True)
+    ops.tile(weights, table.tobytes())
+    positions, out = np.array([3, 4, 8], np.int32), ops.tensor("F32", (3, 40))
+    blocks = [np.zeros(1, np.int32)]
+    ops.embed_positions(out, weights, ops.Batch(positions, np.zeros(3, np.int32), blocks))
+    assert (out.numpy() == table[positions]).all()
+    with pytest.raises(IndexError, match="position: found 9, expected 0 to 8"):
+        ops.embed_positions(out, weights, ops.Batch(positions + 1, np.zeros(3, np.int32), blocks))
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -7,6 +7,7 @@ compared exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
 Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
-Glu = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Glu = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 
 KV_BLOCK = 256  # tokens in a block of the key-value cache
 SAMPLING_PART = 512  # tokens whose weights are summed together
@@ -204,6 +205,8 @@ def glu(activation: Glu, gate: F32, up: F32) -> F32:
         out = g * _sigmoid(g) * u
     elif activation == "gelu_tanh":
         out = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
+    elif activation == "gelu_erf":
+        out = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2))) * u
     else:
         g, u = np.minimum(g, 7), np.clip(u, -7, 7)
         out = g * _sigmoid(1.702 * g) * (u + 1)
@@ -215,6 +218,14 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     wide = x.astype(np.float64)
     root = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
     return np.asarray(wide / root * weight, np.float32)
+
+
+def layer_norm(x: F32, weight: F32, bias: F32, eps: float) -> F32:
+    """x (..., dim), its mean taken off / sqrt(variance + eps) * weight + bias."""
+    wide = x.astype(np.float64)
+    wide -= wide.mean(axis=-1, keepdims=True)
+    root = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+    return np.asarray(wide / root * weight + bias, np.float32)
 
 
 def rope(x: F32, positions: I32, cosine: F32, sine: F32) -> F32:
@@ -311,9 +322,9 @@ def router(logits: F32, k: int, score: Score, renormalize: bool, bias: F32 | Non
 
 
 class Expert(NamedTuple):
-    """gate, up (intermediate, hidden); down (hidden, intermediate); biases as the rows or None."""
+    """gate (None: without), up (intermediate, hidden); down (hidden, intermediate); biases as the rows or None."""
 
-    gate: Weight
+    gate: Weight | None
     up: Weight
     down: Weight
     gate_bias: F32 | None = None
@@ -322,9 +333,12 @@ class Expert(NamedTuple):
 
 
 def expert(x: F32, e: Expert, activation: Glu = "silu", exact: bool = False) -> F32:
-    """x (n, hidden) -> (n, hidden): down(glu(gate x, up x)); fast mode quantises x and the activated row alike."""
-    gate = matmul(x, e.gate, exact, e.gate_bias)
+    """x (n, hidden) -> (n, hidden): down(glu(gate x, up x)), without a gate down(glu(up x, 1)).
+
+    Fast mode quantises x and the activated row alike.
+    """
     up = matmul(x, e.up, exact, e.up_bias)
+    gate, up = (up, np.ones_like(up)) if e.gate is None else (matmul(x, e.gate, exact, e.gate_bias), up)
     return matmul(glu(activation, gate, up), e.down, exact, e.down_bias)
 
 
