@@ -17,7 +17,8 @@ from colibri.errors import ArgumentError
 
 Precision = Literal["fast", "exact"]
 Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
-Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
+NormKind = Literal["rms", "layer"]
 QueryKeyNorm = Literal["none", "head", "full"]
 RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
 
@@ -181,7 +182,10 @@ class ModelConfig:
     """What a decoder of mixture-of-experts blocks is made of; built by models/<architecture>.py from the metadata.
 
     intermediate: width of the dense feed-forward layers, where there are any. window: how many latest positions a
-    query sees, 0 for all. qk_norm: RMSNorm of queries and keys, for each head or over the full width.
+    query sees, 0 for all. qk_norm: RMSNorm of queries and keys, for each head or over the full width. rope: None where
+    positions do not turn queries and keys. learned_positions: a vector for each position is added to the embedding.
+    gated: whether experts and dense networks have a gate. shared_expert: one more expert in each layer with experts,
+    which every token goes through.
     """
 
     architecture: str
@@ -197,7 +201,7 @@ class ModelConfig:
     experts_per_token: int
     expert_intermediate: int
     norm_eps: float
-    rope: RopeConfig
+    rope: RopeConfig | None
     renormalize: bool
     intermediate: int = 0
     score: Score = "softmax"
@@ -206,6 +210,10 @@ class ModelConfig:
     qk_norm: QueryKeyNorm = "none"
     clip_qkv: float | None = None
     window: int = 0
+    norm: NormKind = "rms"
+    learned_positions: bool = False
+    gated: bool = True
+    shared_expert: bool = False
 
     def __post_init__(self) -> None:
         sizes = {"layers": 4096, "hidden_size": 1 << 20, "heads": 1 << 12, "kv_heads": 1 << 12, "head_dim": 1 << 12,
@@ -217,7 +225,7 @@ class ModelConfig:
             _refuse("kv_heads", self.kv_heads, f"a divisor of heads ({self.heads})")
         if self.experts_per_token > self.experts:
             _refuse("experts_per_token", self.experts_per_token, f"at most experts ({self.experts})")
-        if self.rope.rotary > self.head_dim:
+        if self.rope is not None and self.rope.rotary > self.head_dim:
             _refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
         check_number("norm_eps", self.norm_eps, 0, 1)
         check_number("expert_scale", self.expert_scale, 0, math.inf, open_low=True)

@@ -38,7 +38,7 @@ class Calibration:
         self._model = model
         self._experts = model.config.experts
         self._reader = FileReader()
-        self._kept: OrderedDict[tuple[int, int], tuple[ops.Tensor, ops.Tensor]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[ops.Tensor, ...]] = OrderedDict()
         self._kept_bytes = 0
 
     def attention(self, layer: int, rows: Rows) -> None:
@@ -66,24 +66,26 @@ class Calibration:
 
     def _inner(self, layer: int, expert: int, rows: F32) -> F32:
         """What goes into an expert's down matrix: (n, intermediate)."""
-        gate, up = self._matrices(layer, expert)
+        weights = self._matrices(layer, expert)
         x = ops.tensor("F32", rows.shape)
         x.numpy()[...] = rows
-        outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in (gate, up))
-        ops.matmul(outs, x, (gate, up), True)
-        return reference.glu(self._model.config.activation, outs[0].numpy(), outs[1].numpy())
+        outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in weights)
+        ops.matmul(outs, x, weights, True)
+        first = outs[0].numpy()
+        return reference.glu(self._model.config.activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
 
-    def _matrices(self, layer: int, expert: int) -> tuple[ops.Tensor, ops.Tensor]:
-        pair = self._kept.pop((layer, expert), None)
-        if pair is None:
+    def _matrices(self, layer: int, expert: int) -> tuple[ops.Tensor, ...]:
+        """gate, where there is one, and up."""
+        weights = self._kept.pop((layer, expert), None)
+        if weights is None:
             infos = self._model.checkpoint.experts(layer)
-            pair = load_tensor(infos.gate[expert], self._reader), load_tensor(infos.up[expert], self._reader)
-            self._kept_bytes += pair[0].nbytes + pair[1].nbytes
-        self._kept[layer, expert] = pair
+            weights = tuple(load_tensor(parts[expert], self._reader) for parts in (infos.gate, infos.up) if parts)
+            self._kept_bytes += sum(weight.nbytes for weight in weights)
+        self._kept[layer, expert] = weights
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped[0].nbytes + dropped[1].nbytes
-        return pair
+            self._kept_bytes -= sum(weight.nbytes for weight in dropped)
+        return weights
 
 
 def calibrate(

@@ -85,7 +85,9 @@ class Occupancy:
     def install(self, key: int, slot: Slot) -> None:
         """An expert is in its slot now."""
         layer, number = divmod(key, self._experts)
-        self.tables[layer].set(number, *slot.tensors, *self._biases[layer][number])
+        parts, biases = slot.tensors, self._biases[layer][number]
+        gate = () if len(parts) == 3 else (None,)
+        self.tables[layer].set(number, *gate, *parts, *(gate if biases else ()), *biases)
         self._slots[key] = slot
         self.present[key] = 1
         self.absent[layer] -= 1
@@ -142,7 +144,7 @@ def _spare(values: np.ndarray[tuple[int], np.dtype[np.float64]], keys: Collectio
 
 
 def load_biases(store: ExpertStore) -> Biases:
-    """The biases of each layer's experts, which are small and stay: () or (gate, up, down) for every expert."""
+    """The biases of each layer's experts, which are small and stay: () or one for each part, for every expert."""
     biases: Biases = {}
     with FileReader() as files:
         for layer in store.moe_layers():

@@ -316,8 +316,8 @@ class Residency:
         """The experts of one layer that are in slots."""
         return [number for number, key in enumerate(self._layer_keys[layer]) if self._here.present[key]]
 
-    def tensors(self, layer: int, expert: int) -> tuple[ops.Tensor, ops.Tensor, ops.Tensor] | None:
-        """gate, up and down of an expert in a slot, or None."""
+    def tensors(self, layer: int, expert: int) -> tuple[ops.Tensor, ...] | None:
+        """The parts of an expert in a slot, or None."""
         slot = self._here.slot(layer * self._experts + expert)
         return None if slot is None else slot.tensors
 

@@ -9,9 +9,9 @@ from colibri.experts.store import Layout, slot_bytes
 
 
 class Slot:
-    """Memory of one expert and the three tiled tensors in it."""
+    """Memory of one expert and the tiled tensors in it: gate, up and down, or up and down."""
 
-    __slots__ = ("down", "gate", "index", "nbytes", "offset", "up")
+    __slots__ = ("index", "nbytes", "offset", "tensors")
 
     def __init__(self, layout: Layout, memory: ops.Memory, index: int) -> None:
         self.index = index
@@ -22,12 +22,7 @@ class Slot:
         for type_name, rows, k in layout:
             tensors.append(ops.tensor(type_name, (rows, k), memory, offset, tiled=True))
             offset += ops.tiled_bytes(type_name, rows, k)
-        self.gate, self.up, self.down = tensors
-
-    @property
-    def tensors(self) -> tuple[ops.Tensor, ops.Tensor, ops.Tensor]:
-        """gate, up and down."""
-        return self.gate, self.up, self.down
+        self.tensors = tuple(tensors)
 
 
 class SlotPool:

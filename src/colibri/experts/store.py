@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ from colibri.weights.tensor_info import TensorInfo
 
 PROJECTIONS = ("gate", "up", "down")
 Layout = tuple[tuple[str, int, int], ...]
-"""(type, rows, k) of gate, up and down: experts of one layout fit into each other's slots."""
+"""(type, rows, k) of each part: experts of one layout fit into each other's slots."""
 _ROUTED = re.compile(r"blk\.([0-9]+)\.ffn_down(?:_exps|\.[0-9]+)\.weight")
 
 
@@ -29,21 +30,24 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The matrices of one expert in one layer: gate, up (intermediate, hidden), down (hidden, intermediate)."""
+    """The matrices of one expert in one layer: gate, up (intermediate, hidden), down (hidden, intermediate).
 
-    gate: TensorInfo
+    Some have no gate.
+    """
+
+    gate: TensorInfo | None
     up: TensorInfo
     down: TensorInfo
 
     @property
-    def parts(self) -> tuple[TensorInfo, TensorInfo, TensorInfo]:
-        """gate, up and down."""
-        return self.gate, self.up, self.down
+    def parts(self) -> tuple[TensorInfo, ...]:
+        """gate, up and down; or up and down."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+        return sum(part.nbytes for part in self.parts)
 
     @property
     def layout(self) -> Layout:
@@ -72,12 +76,15 @@ class ExpertStore:
             raise UnsupportedError(
                 "no routed experts (blk.N.ffn_gate_exps.weight) in this model; colibri runs MoE models"
             )
-        self._biases = {layer: _find_biases(checkpoint.tensors, layer) for layer in self._layers}
+        self._biases = {
+            layer: _find_biases(checkpoint.tensors, layer, names_of(experts[0].parts))
+            for layer, experts in self._layers.items()
+        }
         self._replaced: dict[tuple[int, int], Expert] = {}
         self.version = 0  # counts the replacements
         self.experts = max(len(experts) for experts in self._layers.values())
         first = next(iter(self._layers.values()))[0]
-        self.intermediate, self.hidden = first.gate.shape
+        self.intermediate, self.hidden = first.up.shape
         self.layouts: dict[int, Layout] = {layer: experts[0].layout for layer, experts in self._layers.items()}
 
     def has(self, layer: int) -> bool:
@@ -113,8 +120,8 @@ class ExpertStore:
         for layer, replacement in (layers or {}).items():
             self._replaced[layer, expert] = replacement
 
-    def biases(self, layer: int) -> tuple[TensorInfo, TensorInfo, TensorInfo] | None:
-        """The (experts, rows) F32 biases of gate, up and down, or None."""
+    def biases(self, layer: int) -> tuple[TensorInfo, ...] | None:
+        """The (experts, rows) F32 biases of the parts, or None."""
         return self._biases.get(layer)
 
     def slot_bytes(self, layer: int) -> int:
@@ -139,14 +146,13 @@ def _routed(tensors: Mapping[str, TensorInfo], layers: int) -> list[int]:
 
 
 def _experts_of(tensors: Mapping[str, TensorInfo], layer: int) -> list[Expert]:
-    projections = [_projection(tensors, layer, projection) for projection in PROJECTIONS]
-    counts = {len(parts) for parts in projections}
-    if len(counts) != 1:
-        found = ", ".join(f"{name}: {len(parts)}" for name, parts in zip(PROJECTIONS, projections, strict=True))
+    gates, ups, downs = (_projection(tensors, layer, projection) for projection in PROJECTIONS)
+    if len(ups) != len(downs) or len(gates) not in (0, len(ups)):
+        found = f"gate: {len(gates)}, up: {len(ups)}, down: {len(downs)}"
         raise FormatError(f"layer {layer} has different numbers of experts in its projections ({found})")
-    experts = [Expert(*parts) for parts in zip(*projections, strict=True)]
+    experts = [Expert(*parts) for parts in zip(gates or itertools.repeat(None), ups, downs)]  # noqa: B905
     for number, expert in enumerate(experts):
-        check_expert(expert, f"{expert.gate.file}: expert {number}", layer, experts[0])
+        check_expert(expert, f"{expert.up.file}: expert {number}", layer, experts[0])
     return experts
 
 
@@ -155,8 +161,8 @@ def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bo
 
     `where` names the file and, where several are checked, the expert.
     """
-    if any(len(part.shape) != 2 for part in expert.parts) or expert.gate.shape != expert.down.shape[::-1]:
-        shapes = ", ".join(f"{n} {p.shape}" for n, p in zip(PROJECTIONS, expert.parts, strict=True))
+    if any(len(part.shape) != 2 for part in expert.parts) or expert.up.shape != expert.down.shape[::-1]:
+        shapes = ", ".join(f"{n} {p.shape}" for n, p in zip(names_of(expert.parts), expert.parts, strict=True))
         raise FormatError(f"{where}, layer {layer}: the shapes do not fit each other: {shapes}")
     found, expected = expert.layout, like.layout
     if found != expected and (types or [part[1:] for part in found] != [part[1:] for part in expected]):
@@ -169,7 +175,12 @@ def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bo
 
 
 def _describe(layout: Layout) -> str:
-    return ", ".join(f"{n} {t} ({r}, {k})" for n, (t, r, k) in zip(PROJECTIONS, layout, strict=True))
+    return ", ".join(f"{n} {t} ({r}, {k})" for n, (t, r, k) in zip(names_of(layout), layout, strict=True))
+
+
+def names_of(parts: Sequence[object]) -> tuple[str, ...]:
+    """What the parts of an expert are: gate, up and down, or up and down."""
+    return PROJECTIONS[-len(parts) :]
 
 
 def _projection(tensors: Mapping[str, TensorInfo], layer: int, projection: str) -> list[TensorInfo]:
@@ -181,16 +192,16 @@ def _projection(tensors: Mapping[str, TensorInfo], layer: int, projection: str) 
     parts: list[TensorInfo] = []
     while (part := tensors.get(f"blk.{layer}.ffn_{projection}.{len(parts)}.weight")) is not None:
         parts.append(part)
-    if not parts:
+    if not parts and projection != "gate":
         raise FormatError(f"layer {layer} lacks blk.{layer}.ffn_{projection}_exps.weight")
     return parts
 
 
-def _find_biases(tensors: Mapping[str, TensorInfo], layer: int) -> tuple[TensorInfo, TensorInfo, TensorInfo] | None:
-    found = [tensors.get(f"blk.{layer}.ffn_{projection}_exps.bias") for projection in PROJECTIONS]
-    gate, up, down = found
-    if gate is None and up is None and down is None:
-        return None
-    if gate is None or up is None or down is None:
+def _find_biases(
+    tensors: Mapping[str, TensorInfo], layer: int, projections: Sequence[str]
+) -> tuple[TensorInfo, ...] | None:
+    names = [f"blk.{layer}.ffn_{projection}_exps.bias" for projection in projections]
+    found = tuple(tensors[name] for name in names if name in tensors)
+    if len(found) not in (0, len(names)):
         raise FormatError(f"layer {layer} has biases for some of its experts' projections only")
-    return gate, up, down
+    return found or None

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from colibri.errors import ArgumentError, FileError, FormatError
-from colibri.experts.store import PROJECTIONS, Expert, ExpertStore, check_expert
+from colibri.experts.store import Expert, ExpertStore, check_expert, names_of
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
@@ -101,10 +101,11 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
         )
     experts: dict[int, Expert] = {}
     for layer, parts in sorted(found.items()):
-        missing = [projection for projection in PROJECTIONS if projection not in parts]
+        projections = names_of(store.base(layer, 0).parts)
+        missing = [projection for projection in projections if projection not in parts]
         if missing:
             raise FormatError(f"{path}: layer {layer} lacks {', '.join(missing)}")
-        experts[layer] = Expert(*(parts[projection] for projection in PROJECTIONS))
+        experts[layer] = Expert(parts.get("gate"), parts["up"], parts["down"])
         check_expert(experts[layer], str(path), layer, store.base(layer, 0), types=not safe)
     return experts
 
@@ -160,7 +161,8 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
     """Write one expert in the model's types; the file appears whole or not at all."""
     sources = {}
     for layer, expert in experts.items():
-        for projection, info, like in zip(PROJECTIONS, expert.parts, store.base(layer, 0).parts, strict=True):
+        base = store.base(layer, 0).parts
+        for projection, info, like in zip(names_of(base), expert.parts, base, strict=True):
             spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
             sources[spec] = info
     metadata = {"general.type": "expert", "general.name": f"{store.path.name}, expert {number}"}

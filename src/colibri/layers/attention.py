@@ -9,6 +9,7 @@ from colibri.cache.kv import LayerCache
 from colibri.config import ModelConfig
 from colibri.layers.linear import DenseWeights
 from colibri.layers.norm import Norm
+from colibri.layers.rope import RopeTables
 from colibri.layers.workspace import Rows
 
 
@@ -16,7 +17,7 @@ class Attention:
     """Projections, optional biases, norms and clipping, rope, cache, attention, output added to the residual stream."""
 
     def __init__(
-        self, weights: DenseWeights, config: ModelConfig, layer: int, rope: tuple[ops.Tensor, ops.Tensor], exact: bool
+        self, weights: DenseWeights, config: ModelConfig, layer: int, rope: RopeTables | None, exact: bool
     ) -> None:
         prefix = f"blk.{layer}.attn"
         hidden, q, kv = config.hidden_size, config.query_width, config.kv_width
@@ -38,7 +39,7 @@ class Attention:
             )
             self._norms = q_norm, k_norm
         self._clip = config.clip_qkv
-        self._cosine, self._sine = rope
+        self._rope = rope
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         self._window = config.window
@@ -53,8 +54,9 @@ class Attention:
             for part in (rows.q, rows.k, rows.v):
                 values = part.numpy()
                 np.clip(values, -self._clip, self._clip, out=values)
-        ops.rope(rows.q, batch, self._cosine, self._sine, self._head_dim)
-        ops.rope(rows.k, batch, self._cosine, self._sine, self._head_dim)
+        if self._rope is not None:
+            for part in (rows.q, rows.k):
+                ops.rope(part, batch, *self._rope, self._head_dim)
         ops.kv_append(cache.keys, cache.values, rows.k, rows.v, batch)
         ops.attention(rows.attended, rows.q, cache.keys, cache.values, batch, self._scale, self._window)
         ops.matmul((rows.hidden,), rows.attended, self._output, self._exact, True, self._output_bias)

@@ -1,4 +1,4 @@
-"""RMSNorm that refuses to go on with a NaN or an infinity."""
+"""RMSNorm and LayerNorm that refuse to go on with a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from colibri.errors import NumericalError
 
 
 class Norm:
-    """RMSNorm over the last dimension with the weight of one tensor (arXiv 1910.07467).
+    """RMSNorm over the last dimension, with a bias LayerNorm (arXiv 1910.07467 and 1607.06450).
 
     Raises NumericalError, naming the tensor, when its input holds a NaN or an infinity.
     """
 
-    __slots__ = ("_eps", "_name", "_weight")
+    __slots__ = ("_bias", "_eps", "_name", "_weight")
 
-    def __init__(self, name: str, weight: ops.Tensor, eps: float) -> None:
-        self._name, self._weight, self._eps = name, weight, eps
+    def __init__(self, name: str, weight: ops.Tensor, eps: float, bias: ops.Tensor | None = None) -> None:
+        self._name, self._weight, self._eps, self._bias = name, weight, eps, bias
 
     def __call__(self, out: ops.Tensor, x: ops.Tensor) -> None:
         """out, x (rows, dim) F32; they may be the same tensor."""
-        if not ops.norm(out, x, self._weight, self._eps):
+        if not ops.norm(out, x, self._weight, self._eps, self._bias):
             raise NumericalError(
                 f"{self._name}: its input holds a NaN or an infinity; the weights before it are damaged or their "
                 "type is too narrow for this model"

@@ -16,6 +16,7 @@ from colibri import ops
 from colibri.config import RopeConfig
 
 F64 = NDArray[np.float64]
+RopeTables = tuple[ops.Tensor, ops.Tensor]
 PART = 4096  # positions
 
 
@@ -39,7 +40,7 @@ def attention_factor(rope: RopeConfig) -> float:
     return 1.0
 
 
-def rope_tables(rope: RopeConfig, context: int, factors: F64 | None = None) -> tuple[ops.Tensor, ops.Tensor]:
+def rope_tables(rope: RopeConfig, context: int, factors: F64 | None = None) -> RopeTables:
     """Cosine and sine of every position, F32 (context, rotary/2) each."""
     frequencies, scale = inverse_frequencies(rope, context, factors), attention_factor(rope)
     shape = context, rope.rotary // 2
@@ -52,9 +53,9 @@ def rope_tables(rope: RopeConfig, context: int, factors: F64 | None = None) -> t
     return tables
 
 
-def table_bytes(rope: RopeConfig, context: int) -> int:
+def table_bytes(rope: RopeConfig | None, context: int) -> int:
     """Bytes of both tables."""
-    return 2 * context * (rope.rotary // 2) * 4
+    return 0 if rope is None else 2 * context * (rope.rotary // 2) * 4
 
 
 def _plain(rope: RopeConfig, theta: float) -> F64:

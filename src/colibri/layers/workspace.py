@@ -39,6 +39,10 @@ class Rows:
     first: ops.Tensor  # (n, 1) I32, zeros: the only "expert" of a dense layer
     ones: ops.Tensor  # (n, 1)
     dense_slots: ops.Tensor  # (n, hidden)
+    shares: ops.Tensor  # (n, 2) of the routed experts and a shared one, largest first
+    shares_logits: ops.Tensor  # (n, 2)
+    shares_order: ops.Tensor  # (n, 2) I32
+    shared_weight: ops.Tensor  # (n, 1)
 
 
 class Workspace:
@@ -61,6 +65,10 @@ class Workspace:
             "slots": ("F32", experts_per_token * config.hidden_size),
             "first": ("I32", 1),
             "ones": ("F32", 1),
+            "shares": ("F32", 2),
+            "shares_logits": ("F32", 2),
+            "shares_order": ("I32", 2),
+            "shared_weight": ("F32", 1),
         }
         sizes = {name: -(-capacity * width * 4 // 4096) * 4096 for name, (_, width) in shapes.items()}
         logit_bytes = LOGIT_ROWS * config.vocab_size * 4

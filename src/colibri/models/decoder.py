@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.kv import KeyValueCache
-from colibri.config import ModelConfig
+from colibri.config import ModelConfig, RopeConfig
 from colibri.errors import FormatError
 from colibri.experts.residency import Residency
 from colibri.layers.attention import Attention
@@ -24,7 +24,7 @@ from colibri.layers.linear import DenseWeights
 from colibri.layers.look_ahead import LookAhead
 from colibri.layers.moe import DenseFeedForward, MixtureOfExperts
 from colibri.layers.norm import Norm
-from colibri.layers.rope import rope_tables
+from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
 
 
@@ -96,22 +96,24 @@ class Decoder:
         self._experts = experts
         hidden, vocabulary = config.hidden_size, config.vocab_size
         self._embedding = weights.matrix("token_embd.weight", vocabulary, hidden)
-        rope = rope_tables(config.rope, context, _frequency_factors(weights, config))
+        self._positions = (
+            weights.matrix("position_embd.weight", config.context_length, hidden) if config.learned_positions else None
+        )
+        rope = None if config.rope is None else rope_tables(config.rope, context, _factors(weights, config.rope))
         self._blocks = [self._block(weights, layer, rope, experts) for layer in range(config.layers)]
         for layer, (block, following) in enumerate(itertools.pairwise(self._blocks)):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 route = following.ffn.route
                 block.ffn.look_ahead = LookAhead(layer + 1, following.ffn_norm, route, experts)
-        self._norm = Norm("output_norm.weight", weights.vector("output_norm.weight", hidden), config.norm_eps)
+        self._norm = _norm(weights, config, "output_norm")
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
 
     def _block(
-        self, weights: DenseWeights, layer: int, rope: tuple[ops.Tensor, ops.Tensor], experts: Residency
+        self, weights: DenseWeights, layer: int, rope: RopeTables | None, experts: Residency
     ) -> Block:
         config, exact = self.config, self._exact
-        names = f"blk.{layer}.attn_norm.weight", f"blk.{layer}.ffn_norm.weight"
-        norms = [Norm(name, weights.vector(name, config.hidden_size), config.norm_eps) for name in names]
+        norms = [_norm(weights, config, f"blk.{layer}.{name}") for name in ("attn_norm", "ffn_norm")]
         attention = Attention(weights, config, layer, rope, exact)
         if not experts.store.has(layer):
             return Block(norms[0], attention, norms[1], DenseFeedForward(weights, config, layer, exact))
@@ -132,6 +134,9 @@ class Decoder:
     def forward(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache) -> None:
         """Take rows.ids through all layers; rows.hidden holds the result."""
         ops.embed(rows.hidden, self._embedding, rows.ids)
+        if self._positions is not None:
+            ops.embed_positions(rows.normed, self._positions, batch)
+            ops.add(rows.hidden, rows.normed)
         if self.tap is not None:
             self._forward_tapped(rows, batch, cache, self.tap)
         elif self.watcher is not None:
@@ -172,18 +177,25 @@ class Decoder:
         return self.workspace.logits_array[:count]
 
 
-def _frequency_factors(weights: DenseWeights, config: ModelConfig) -> NDArray[np.float64] | None:
-    factors = weights.optional_vector("rope_freqs.weight", config.rope.rotary // 2)
+def _norm(weights: DenseWeights, config: ModelConfig, name: str) -> Norm:
+    weight = weights.vector(f"{name}.weight", config.hidden_size)
+    bias = weights.vector(f"{name}.bias", config.hidden_size) if config.norm == "layer" else None
+    return Norm(f"{name}.weight", weight, config.norm_eps, bias)
+
+
+def _factors(weights: DenseWeights, rope: RopeConfig) -> NDArray[np.float64] | None:
+    factors = weights.optional_vector("rope_freqs.weight", rope.rotary // 2)
     return None if factors is None else factors.numpy().astype(np.float64)
 
 
 def _check_experts(experts: Residency, config: ModelConfig, layer: int) -> None:
     """The experts that the file holds must be those that its metadata speaks of."""
     store = experts.store
-    found = store.count(layer), *store.expert(layer, 0).gate.shape
-    expected = config.experts, config.expert_intermediate, config.hidden_size
+    first = store.expert(layer, 0)
+    found = store.count(layer), *first.up.shape, first.gate is not None
+    expected = config.experts, config.expert_intermediate, config.hidden_size, config.gated
     if found != expected:
         raise FormatError(
-            f"{store.expert(layer, 0).gate.file}: layer {layer} has experts (count, intermediate, hidden) {found}, "
+            f"{first.up.file}: layer {layer} has experts (count, intermediate, hidden, gated) {found}, "
             f"but the metadata asks for {expected}"
         )

@@ -12,10 +12,11 @@ from colibri.weights.metadata import Metadata
 SCALINGS: dict[str, RopeScaling] = {
     "none": "none", "default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "dynamic": "dynamic",
 }  # fmt: skip
+EPSILONS = {"rms": "layer_norm_rms_epsilon", "layer": "layer_norm_epsilon"}
 
 
-def decoder_config(checkpoint: Checkpoint, **rules: Any) -> ModelConfig:
-    """The configuration of a decoder with routed experts; `rules` are what the architecture fixes.
+def decoder_config(checkpoint: Checkpoint, *, rope: bool = True, **rules: Any) -> ModelConfig:
+    """The configuration of a decoder with routed experts; `rules` are what the architecture fixes, without rope if so.
 
     Raises FormatError when a key is missing, of the wrong type or contradicts another.
     """
@@ -42,10 +43,11 @@ def decoder_config(checkpoint: Checkpoint, **rules: Any) -> ModelConfig:
         "experts_per_token": metadata.integer(f"{prefix}.expert_used_count", low=1),
         "expert_intermediate": metadata.integer(f"{prefix}.expert_feed_forward_length", intermediate),
         "intermediate": intermediate,
-        "norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
-        "rope": rope_config(metadata, prefix, head_dim, context),
+        "norm_eps": metadata.number(f"{prefix}.attention.{EPSILONS[rules.get('norm', 'rms')]}"),
+        "rope": rope_config(metadata, prefix, head_dim, context) if rope else None,
         "renormalize": metadata.flag(f"{prefix}.expert_weights_norm", rules.pop("renormalize")),
         "expert_scale": metadata.number(f"{prefix}.expert_weights_scale", 1.0) or 1.0,  # 0 stands for "not set"
+        "gated": checkpoint.gated,
         "window": metadata.integer(f"{prefix}.attention.sliding_window", 0),
     }
     try:

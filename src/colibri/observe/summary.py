@@ -76,5 +76,6 @@ def _expert_sizes(checkpoint: Checkpoint, config: ModelConfig) -> list[int]:
     sizes = []
     for layer in range(config.layers):
         if checkpoint.is_moe(layer):
-            sizes += [sum(info.nbytes for info in parts) for parts in zip(*checkpoint.experts(layer), strict=True)]
+            projections = filter(None, checkpoint.experts(layer))
+            sizes += [sum(info.nbytes for info in parts) for parts in zip(*projections, strict=True)]
     return sizes

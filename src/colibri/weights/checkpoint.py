@@ -27,7 +27,7 @@ _ANY: Final = -1
 
 
 class ExpertTensors(NamedTuple):
-    """The (rows, k) ranges of every expert of one layer."""
+    """The (rows, k) ranges of every expert of one layer; gate is empty where experts have none."""
 
     gate: tuple[TensorInfo, ...]
     up: tuple[TensorInfo, ...]
@@ -93,13 +93,18 @@ class Checkpoint:
         """Whether a layer has a router and experts (a dense layer has neither)."""
         return f"blk.{layer}.ffn_gate_inp.weight" in self.tensors
 
+    @property
+    def gated(self) -> bool:
+        """Whether experts and dense networks have a gate, as nearly all do (the key is ours)."""
+        return self.metadata.flag(self.key("feed_forward_gated"), True)
+
     def experts(self, layer: int) -> ExpertTensors:
         """Where the routed experts of a layer are, merged in one tensor or stored one by one, with shapes checked."""
         hidden = self.metadata.integer(self.key("embedding_length"), low=1)
         own, shared = self.key("expert_feed_forward_length"), self.key("feed_forward_length")
         width = self.metadata.integer(own if own in self.metadata else shared, low=1)
         return ExpertTensors(
-            gate=self._projection(layer, "gate", (width, hidden)),
+            gate=self._projection(layer, "gate", (width, hidden)) if self.gated else (),
             up=self._projection(layer, "up", (width, hidden)),
             down=self._projection(layer, "down", (hidden, width)),
         )

@@ -47,7 +47,7 @@ def test_no_experts(tmp_path: Path) -> None:
 
 
 def test_missing_projection(tmp_path: Path) -> None:
-    refused(tmp_path, expert_specs(0)[1:], FormatError, r"lacks blk\.0\.ffn_gate_exps")
+    refused(tmp_path, expert_specs(0)[:1] + expert_specs(0)[2:], FormatError, r"lacks blk\.0\.ffn_up_exps")
 
 
 def test_counts_that_differ(tmp_path: Path) -> None:
