@@ -1,38 +1,43 @@
-"""Decoding under a memory budget: tokens/s, bytes read, and the disk's own rate measured in between.
+"""Colibri beside llama.cpp with less memory than the model needs: processes in turn, each in a control group.
 
-    python benchmarks/out_of_core.py olmoe.gguf --ram 2.5 --rounds 5 --tokens 16
+    python benchmarks/out_of_core.py MODEL.gguf --ram 2.5 --environment /tmp/llama --rounds 2 --tokens 16
 
-Reading ahead is on and off in turn. Rates are compared with sequential O_DIRECT reads before and after each part,
-because virtual disks drift. The page cache is not used (`assume_uncached`), as it is when a model exceeds memory.
+Both may take --ram GiB, page cache included; Colibri is told so with --ram, llama.cpp maps the file. The file is
+dropped from the page cache before each process. Bytes are those of /proc/self/io, peak memory that of wait4, as
+`time -v` shows it. The disk's own rate (one thread, 4 MiB blocks in order, O_DIRECT) is measured before and after
+each, because virtual disks drift. Without --environment only Colibri runs. A row for each metric goes to
+results/<processor>.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
 import mmap
 import os
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from memory_limit import Group, limited
+from peers import HERE, append, described, environment, results
 
 import colibri
-from colibri.config import SamplingParams, Token
-from colibri.engine.model import Model
+from colibri import ops
+from colibri.config import SamplingParams
+from colibri.models.registry import model_config
+from colibri.weights.checkpoint import open_checkpoint
 
 BLOCK = 4 << 20
-SEQUENTIAL_BYTES = 200 << 20
-WARM_UP = 6  # tokens
-
-
-class Decided:
-    """Stands in for the trial that would choose by itself."""
-
-    reading_ahead = True
-
-    def step(self, seconds: float) -> None:
-        """Nothing to learn."""
+SEQUENTIAL_BYTES = 400 << 20
+Run = dict[str, Any]
 
 
 def sequential(path: Path) -> float:
@@ -49,54 +54,144 @@ def sequential(path: Path) -> float:
     return count * BLOCK / seconds / 1e9
 
 
-def part(model: Model, tokens: Iterator[Token], count: int, path: Path) -> tuple[float, float]:
-    """Decode `count` tokens; tokens/s and the reading rate as a part of the disk's."""
-    before, disk = model.experts.counters.as_dict(), [sequential(path)]
-    start, cpu = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        next(tokens)
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    disk.append(sequential(path))
-    after = model.experts.counters.as_dict()
-    did = {name: after[name] - before[name] for name in after}
-    rate = did["bytes_read"] / seconds / 1e9
-    print(
-        f"{count / seconds:6.2f} tok/s  {did['bytes_read'] / count / 1e6:6.0f} MB/token at {rate:.2f} GB/s, disk "
-        f"{disk[0]:.2f} and {disk[1]:.2f}, hits {100 * did['hits'] / max(1, did['hits'] + did['misses']):.0f}%, ahead "
-        f"{did['prefetched']} used {did['prefetch_used']}, processor {1000 * cpu / count:.0f} ms/token",
-        flush=True,
-    )
-    return count / seconds, rate / statistics.mean(disk)
+def forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def bytes_read() -> int:
+    """What this process had read from disks so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def child(options: argparse.Namespace) -> None:
+    """One process of Colibri: prints what one prompt and its answer took, as peer_llama.py --stream does."""
+    start, context = time.perf_counter(), options.prompt_tokens + options.tokens + 8
+    ram = int(options.ram * (1 << 30))
+    with colibri.load(options.model, ram=ram, threads=options.threads, context=context) as model:
+        params = SamplingParams(max_tokens=options.tokens + 1, temperature=0.8, seed=1, ignore_eos=True)
+        ids = random.Random(1)
+        prompt = [ids.randrange(model.config.vocab_size) for _ in range(options.prompt_tokens)]
+        loaded, times, read = time.perf_counter(), [], []
+        for _ in model.generate(prompt, params):
+            times.append(time.perf_counter())
+            if len(times) in (1, options.tokens + 1):
+                read.append(bytes_read())
+        counters = model.experts.counters.as_dict()
+    print(json.dumps({
+        "load_s": loaded - start, "first_s": times[0] - loaded, "first_bytes": read[0], "bytes": read[1] - read[0],
+        "token_s": [after - before for before, after in itertools.pairwise(times)], "counters": counters,
+    }))  # fmt: skip
+
+
+def run(command: list[str], options: argparse.Namespace, group: Group) -> Run:
+    """One process in the group; what it prints, its peak memory and the disk's rate around it."""
+    forget(options.model)
+    disk = [sequential(options.model)]
+    with tempfile.TemporaryDirectory() as folder:  # nothing learned from earlier runs
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=group.enter,
+            env=os.environ | {"XDG_CACHE_HOME": folder},
+        )  # fmt: skip
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{command} ended with status {status}; {group.kills} were killed for memory")
+    disk.append(sequential(options.model))
+    result: Run = json.loads(output.strip().splitlines()[-1])
+    return result | {"peak_bytes": usage.ru_maxrss << 10, "disk": statistics.mean(disk)}
+
+
+def expected(options: argparse.Namespace) -> float:
+    """Tokens/s that `colibri plan` expects of even routing."""
+    command = [sys.executable, "-m", "colibri.cli", "plan", "-m", str(options.model), "--json"]
+    command += ["--ram", f"{options.ram}G", "--context", str(options.prompt_tokens + options.tokens + 8)]
+    done = subprocess.run([*command, "--threads", str(options.threads)], capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    print(f"colibri plan: {plan['read_gb_s']:.1f} GB/s from memory, {plan['disk_gb_s']:.2f} from disk", flush=True)
+    return float(plan["expected"][0]["tokens_per_s"])
+
+
+def summary(found: Run) -> dict[str, float]:
+    """The metrics of one run."""
+    seconds = found["token_s"]
+    return {
+        "tokens/s": len(seconds) / sum(seconds),
+        "p50 ms": 1000 * statistics.median(seconds),
+        "MB read/token": found["bytes"] / len(seconds) / 1e6,
+        "reading, share of disk": found["bytes"] / sum(seconds) / 1e9 / found["disk"],
+        "load and first token s": found["load_s"] + found["first_s"],
+        "MB read before it": found["first_bytes"] / 1e6,
+        "peak MiB": found["peak_bytes"] / (1 << 20),
+        "disk GB/s": found["disk"],
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Rounds of each engine, in turn."""
+    same = ["--threads", str(options.threads), "--prompt-tokens", str(options.prompt_tokens)]
+    mine = [sys.executable, __file__, str(options.model), "--child", "--ram", str(options.ram), *same]
+    commands = {"colibri": [*mine, "--tokens", str(options.tokens)]}
+    if options.environment is not None:
+        peer = [str(environment(options.environment)), str(HERE / "peer_llama.py"), str(options.model), *same]
+        peer += ["--vocabulary", str(model_config(open_checkpoint(options.model)).vocab_size)]
+        commands["llama.cpp mapped"] = [*peer, "--mapped", "--stream", str(options.peer_tokens or options.tokens)]
+    rounds: dict[str, list[dict[str, float]]] = {engine: [] for engine in commands}
+    print(f"colibri plan expects {expected(options):.2f} tokens/s", flush=True)
+    with limited(int(options.ram * (1 << 30))) as group:
+        for _ in range(options.rounds):
+            for engine, command in commands.items():
+                found = run(command, options, group)
+                rounds[engine].append(summary(found))
+                figures = ", ".join(f"{name} {value:.4g}" for name, value in rounds[engine][-1].items())
+                print(f"{engine}: {figures} {found.get('counters', '')}", flush=True)
+        print(f"killed for memory: {group.kills}")
+    return rounds
+
+
+def rows(options: argparse.Namespace, rounds: dict[str, list[dict[str, float]]]) -> list[list[Any]]:
+    """Rows of the CSV: medians of ours beside the peer's."""
+    table = []
+    what = described("out_of_core.py", options.model)
+    for metric in rounds["colibri"][0]:
+        mine, *peers = ([one[metric] for one in runs] for runs in rounds.values())
+        name = f"{metric}, {options.prompt_tokens} + {options.tokens} tokens in {options.ram:g} GiB"
+        row = [*what, ops.isa(), options.threads, name, f"{statistics.median(mine):.4g}"]
+        if peers:
+            ratios = [one / other if other else math.nan for one, other in zip(mine, peers[0], strict=True)]
+            figures = (statistics.median(peers[0]), statistics.median(ratios), min(ratios), max(ratios))
+            row += ["llama.cpp mapped", *(f"{value:.4g}" for value in figures)]
+        else:
+            row += [""] * 5
+        table.append([*row, len(mine), options.note])
+    return table
 
 
 def main() -> None:
-    """Run the rounds and print medians."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--ram", type=float, required=True, help="GiB")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--environment", type=Path, help="where llama.cpp's environment is or shall be")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--peer-tokens", type=int, help="fewer for llama.cpp, which takes its time")
+    parser.add_argument("--prompt-tokens", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=ops.threads())
+    parser.add_argument("--note", default="", help="for the CSV: what else the machine did")
+    parser.add_argument("--no-csv", action="store_true", help="print only")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    trial = Decided()
-    total = WARM_UP + 2 * options.rounds * options.tokens
-    with colibri.load(options.model, ram=int(options.ram * (1 << 30)), context=total + 8) as model:
-        model.experts.reader.assume_uncached = True
-        model.experts._trial = trial  # type: ignore[assignment]
-        start = time.perf_counter()
-        params = SamplingParams(max_tokens=total, temperature=0.8, seed=1, ignore_eos=True)
-        tokens = iter(model.generate(list(range(100, 108)), params))
-        next(tokens)
-        print(f"first of 8 tokens' prompt after {time.perf_counter() - start:.2f} s")
-        for _ in range(WARM_UP - 1):
-            next(tokens)
-        results: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        for _ in range(options.rounds):
-            for ahead in (True, False):
-                trial.reading_ahead = ahead
-                results[ahead].append(part(model, tokens, options.tokens, options.model))
-        for ahead, rows in results.items():
-            rate, share = (statistics.median(column) for column in zip(*rows, strict=True))
-            print(f"reading ahead {'on ' if ahead else 'off'}: {rate:.2f} tok/s, {share:.0%} of the disk's rate")
+    if options.child:
+        child(options)
+        return
+    table = rows(options, measure(options))
+    if not options.no_csv:
+        append(results(), table)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
     python peer_llama.py MODEL --threads 2 --prompt-tokens 512 --new-tokens 64 --repeat 2 [--mapped]
 
+With --stream N instead: one cold prompt and N tokens after the first, {"load_s", "first_s", "token_s": [...],
+"first_bytes", "bytes"} with the bytes read from disks before the first token and after it.
+
 llama.cpp repacks weights into a second copy at load; --mapped leaves them as they are in the file. Times are those
 that its server reports, greedy sampling, ids drawn at random, nothing taken from its prompt cache.
 """
@@ -9,14 +12,16 @@ that its server reports, greedy sampling, ids drawn at random, nothing taken fro
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+import time
 from typing import Any
 
 import xllamacpp
 
 
-def server(model: str, threads: int, context: int, mapped: bool) -> Any:
+def server(model: str, threads: int, context: int, mapped: bool, warmup: bool = True) -> Any:
     """llama.cpp's server inside this process, listening on a port of its own that nobody uses."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model
@@ -27,6 +32,7 @@ def server(model: str, threads: int, context: int, mapped: bool) -> Any:
     parameters.fit_params = False
     parameters.no_extra_bufts = mapped
     parameters.verbosity = 0
+    parameters.warmup = warmup
     return xllamacpp.Server(parameters)
 
 
@@ -50,6 +56,46 @@ def complete(llama: Any, tokens: int, new: int, random_ids: random.Random, vocab
     return timings
 
 
+def bytes_read() -> int:
+    """What this process had read from disks so far."""
+    with open("/proc/self/io", encoding="ascii") as file:
+        return int(dict(line.split(": ") for line in file)["read_bytes"])
+
+
+def stream(options: argparse.Namespace) -> dict[str, Any]:
+    """What a cold prompt and the tokens after it take."""
+    tokens, start = options.prompt_tokens[0], time.perf_counter()
+    llama = server(options.model, options.threads, tokens + options.stream + 8, options.mapped, warmup=False)
+    ids = random.Random(1)
+    request = {
+        "prompt": [ids.randrange(options.vocabulary) for _ in range(tokens)], "n_predict": options.stream + 1,
+        "temperature": 0.8, "seed": 1, "ignore_eos": True, "cache_prompt": False, "stream": True,
+        "timings_per_token": True,
+    }  # fmt: skip
+    loaded = time.perf_counter()
+    times: list[tuple[int, float]] = []  # tokens after the prompt and the milliseconds they took; some have no text yet
+    read: list[int] = []
+    prompt_ms: list[float] = []
+
+    def heard(part: Any) -> bool:
+        timings = part["timings"]
+        times.append((timings["predicted_n"], timings["predicted_ms"]))
+        read.append(bytes_read())
+        prompt_ms.append(timings["prompt_ms"])
+        return False
+
+    llama.handle_completions(request, heard)
+    assert times[-1][0] == options.stream + 1, f"{times[-1][0]} tokens"
+    return {
+        "load_s": loaded - start, "first_s": prompt_ms[0] / 1000, "first_bytes": read[0], "bytes": read[-1] - read[0],
+        "token_s": [
+            (after - before) / (last - first) / 1000
+            for (first, before), (last, after) in itertools.pairwise(times)
+            for _ in range(first, last)
+        ],
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure and print {"isa": ..., "prefill": {"512": [tokens/s ...]}, "decode": [tokens/s ...]}."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -60,7 +106,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1000, help="ids are drawn below this")
     parser.add_argument("--mapped", action="store_true")
+    parser.add_argument("--stream", type=int, help="tokens after the first of one cold prompt")
     options = parser.parse_args()
+    if options.stream is not None:
+        print(json.dumps(stream(options)))
+        return
     context = max(*options.prompt_tokens, options.new_tokens, 512) + 64
     llama = server(options.model, options.threads, context, options.mapped)
     ids = random.Random(1)

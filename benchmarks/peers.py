@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 WHEEL = "xllamacpp==2026.10.11549"
 COLUMNS = (
     "date", "commit", "script", "model", "quantisation", "isa", "threads", "metric", "ours", "peer", "peer_value",
-    "ratio_median", "ratio_min", "ratio_max", "rounds",
+    "ratio_median", "ratio_min", "ratio_max", "rounds", "note",
 )  # fmt: skip
 Rates = dict[str, float]  # metric -> tokens a second
 
@@ -97,13 +97,24 @@ def measure(options: argparse.Namespace, python: Path) -> Iterator[Rates]:
         yield rates
 
 
-def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]]:
-    """A row of the CSV for each peer and metric, over the rounds that have both."""
-    checkpoint = open_checkpoint(options.model)
+def described(script: str, path: Path) -> list[str]:
+    """Date, commit, script, model and quantisation: how a row of the CSV begins."""
+    checkpoint = open_checkpoint(path)
     model = describe_model(checkpoint, model_config(checkpoint))
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    what = [datetime.date.today().isoformat(), commit, "peers.py", model["name"], model["quantization"]]
+    return [datetime.date.today().isoformat(), commit, script, model["name"], model["quantization"]]
+
+
+def results() -> Path:
+    """The CSV of this processor."""
+    slug = re.sub(r"[^a-z0-9]+", "-", cpu_name().lower().replace("(r)", "")).strip("-")
+    return HERE / "results" / f"{slug}.csv"
+
+
+def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]]:
+    """A row of the CSV for each peer and metric, over the rounds that have both."""
+    what = described("peers.py", options.model)
     metrics = [f"prefill {tokens}" for tokens in options.prompt_tokens] + [f"decode {options.new_tokens}"]
     for variant, metric in itertools.product(options.variants, metrics):
         both = [run for run in rounds if f"{variant} {metric}" in run]
@@ -111,7 +122,8 @@ def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]
         mine, theirs, ratios = zip(*((ours, peer, ours / peer) for ours, peer in pairs), strict=True)
         medians = [statistics.median(values) for values in (mine, theirs, ratios)]
         text = [f"{value:.4g}" for value in (*medians, min(ratios), max(ratios))]
-        yield [*what, ops.isa(), options.threads, metric, text[0], f"llama.cpp {variant}", *text[1:], len(ratios)]
+        peer = [f"llama.cpp {variant}", *text[1:], len(ratios), options.note]
+        yield [*what, ops.isa(), options.threads, metric, text[0], *peer]
 
 
 def append(path: Path, table: list[list[Any]]) -> None:
@@ -138,6 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=("repacked", "mapped"), default=["repacked", "mapped"])
     parser.add_argument("--prefix", type=shlex.split, default=[], help="words before each command, as 'taskset -c 0,1'")
     parser.add_argument("--runs", type=Path, help="keep every round here, and count those of earlier calls, too")
+    parser.add_argument("--note", default="", help="for the CSV: what else the machine did")
     parser.add_argument("--no-csv", action="store_true", help="print only")
     return parser.parse_args()
 
@@ -156,8 +169,7 @@ def main() -> None:
     for row in table:
         print("  ".join(map(str, row[3:])))
     if not options.no_csv:
-        slug = re.sub(r"[^a-z0-9]+", "-", cpu_name().lower().replace("(r)", "")).strip("-")
-        append(HERE / "results" / f"{slug}.csv", table)
+        append(results(), table)
 
 
 if __name__ == "__main__":
