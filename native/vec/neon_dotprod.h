@@ -130,9 +130,9 @@ VEC int32x4_t vec_dot(int32x4_t acc, uint8x16_t w, uint8x16_t x) {
     return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_u8(x));
 }
 VEC int32x4_t vec_dot_biased(int32x4_t acc, uint8x16_t w, uint8x16_t x) { return vec_dot(acc, veorq_u8(w, vdupq_n_u8(0x80)), x); }
-VEC vi vi_dot(vi acc, vb w, const int8_t *four) { return EACH(vi, ACCUMULATE, vec_dot, acc, w, vb_repeat4(four)); }
+VEC vi vi_dot(vi acc, vb w, vb x) { return EACH(vi, ACCUMULATE, vec_dot, acc, w, x); }
 VEC vi vi_start_biased(int32_t minus_128_sum) { (void)minus_128_sum; return vi_zero(); }
-VEC vi vi_dot_biased(vi acc, vb w, const int8_t *four) { return EACH(vi, ACCUMULATE, vec_dot_biased, acc, w, vb_repeat4(four)); }
+VEC vi vi_dot_biased(vi acc, vb w, vb x) { return EACH(vi, ACCUMULATE, vec_dot_biased, acc, w, x); }
 
 #undef EACH
 #undef OF_TWO

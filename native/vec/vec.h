@@ -14,8 +14,8 @@
 #define VEC static inline __attribute__((always_inline))
 #define VEC_ROLL _Pragma("GCC unroll 1") /* of loops that would need more registers when they are unrolled */
 
-/* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums
- * that stay in registers beside what they are made from. VEC_TILES: tiles that meet the columns of x side by side. */
+/* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums that stay in registers beside what
+ * they are made from. VEC_TILES: tiles that meet the columns of x side by side. */
 #if defined(COLIBRI_VEC_AVX512_VNNI)
 #define COLIBRI_FN(name) name##_avx512_vnni
 #define VEC_UNROLL _Pragma("GCC unroll 16")
@@ -32,6 +32,7 @@
 #define COLIBRI_FN(name) name##_neon_dotprod
 #define VEC_UNROLL _Pragma("GCC unroll 16")
 #define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 #include "neon_dotprod.h"
 #else
 #define COLIBRI_FN(name) name##_portable
