@@ -111,3 +111,27 @@ def test_a_replaced_expert_makes_all_of_it_worthless(load: Load, prompts: list[l
     model.experts.store.replace(0, None)
     assert generated(model, prompts[0])[1] == 0
     assert generated(model, prompts[0])[1] == 339
+
+
+def test_a_full_cache_makes_later_ones_wait_and_ends_none(load: Load) -> None:
+    """Two contexts of 512 tokens for nine sequences that fill most of one each: every one gets all its tokens."""
+    alone, small = load(LONG, context=512), load(LONG, context=512, sequences=2, share_prefixes=True, chunk=64)
+    rng = np.random.default_rng(8)
+    beginning = rng.integers(0, 60, 250).tolist()
+    prompts = [[*beginning, *rng.integers(0, 60, length).tolist()] for length in range(20, 110, 10)]
+    params = SamplingParams(max_tokens=140, temperature=0, ignore_eos=True)
+    expected = [[token.id for token in alone.generate(ids, params)] for ids in prompts]
+    waiting = [small.sequence(ids, params) for ids in prompts]
+    for sequence in waiting:
+        small.engine.add(sequence)
+    order: list[int] = []
+    while len(order) < len(waiting):
+        before = small.engine.steps
+        small.engine.step()
+        assert small.engine.steps > before, "nothing runs, and there are some that wait"
+        order += [place for place, each in enumerate(waiting) if each.lease is not None and place not in order]
+    while any(sequence.finish_reason is None for sequence in waiting):
+        small.engine.step()
+    assert order == sorted(order)  # none is overtaken for want of room
+    assert [sequence.finish_reason for sequence in waiting] == ["length"] * 9
+    assert [[token.id for token in sequence.output] for sequence in waiting] == expected
