@@ -163,10 +163,10 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* Asks for the bytes AHEAD of these, into the first cache; a processor's own guess comes later and ends with the page.
- * Not unrolled: a processor waits when it is asked for many lines at once. */
+/* Asks for the bytes AHEAD of these, into the first cache and past the second; a processor's own guess comes later and ends
+ * with the page. Not unrolled: a processor waits when it is asked for many lines at once. */
 VEC void prefetch(const uint8_t *p, int bytes) {
-    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 3);
+    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 0);
 }
 
 /* All columns of panels, in blocks of equal size up to `widest`. The panels were made from `bytes` of each tile, which are
