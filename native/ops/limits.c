@@ -18,16 +18,16 @@ static int32_t read_all(const void *data, size_t bytes) {
     return vi_sum(vi_from_vb(vb_or(a, b)));
 }
 
-/* `rounds` times VEC_ACCUMULATORS dot products of 64 pairs of bytes, of registers with cached lines. */
+/* `rounds` times VEC_ACCUMULATORS dot products of 64 pairs of bytes on registers. */
 static int32_t dot_rounds(int rounds) {
-    static const uint8_t lines[64 + 4 * VEC_ACCUMULATORS] = {1, 2, 3};
+    static const uint8_t lines[64 + 4] = {1, 2, 3};
     const uint8_t *bytes = lines;
-    vi sums[VEC_ACCUMULATORS];
-    VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_zero();
+    vi sums[VEC_ACCUMULATORS]; /* that differ, or one would do for all */
+    VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_set1(i);
     for (int round = 0; round < rounds; round++) {
         __asm__ volatile("" : "+r"(bytes)); /* hides what the bytes are, and that every round adds the same */
-        const vb w = vb_load(bytes);
-        VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_dot(sums[i], w, vb_repeat4(bytes + 64 + 4 * i));
+        const vb w = vb_load(bytes), x = vb_repeat4(bytes + 64);
+        VEC_UNROLL for (int i = 0; i < VEC_ACCUMULATORS; i++) sums[i] = vi_dot(sums[i], w, x);
     }
     VEC_UNROLL for (int i = 1; i < VEC_ACCUMULATORS; i++) sums[0] = vi_add(sums[0], sums[i]);
     return vi_sum(sums[0]);

@@ -9,7 +9,7 @@ enum {
     PANEL_COLUMNS = VEC_TILES == 2 ? 6 : 8, /* two sums for each tile: 24 of 32 registers */
     MAX_PACKED = VEC_TILES == 2 ? 8 : 2,    /* more columns than that are worth a panel */
     AHEAD = 6144,                           /* bytes; of 2 to 16 KiB the best */
-    CHUNK = 64,                             /* columns whose sums are kept; they stay in the second cache between tiles */
+    CHUNK = 128,                            /* columns whose sums are kept; they stay in the second cache between tiles */
 };
 
 #define EACH_COLUMN VEC_UNROLL for (int t = 0; t < T; t++)
@@ -163,21 +163,25 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* Asks for the bytes AHEAD of these, into the first cache and past the second; a processor's own guess comes later and ends
- * with the page. Not unrolled: a processor waits when it is asked for many lines at once. */
-VEC void prefetch(const uint8_t *p, int bytes) {
+/* Few columns: asks for the bytes AHEAD of these, into the first cache and past the second; a processor's own guess comes
+ * later and ends with the page. Not unrolled: a processor waits when it is asked for many lines at once. */
+VEC void ask_ahead(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 0);
 }
+/* Many columns, which would push them out of the first cache: asks for these bytes, into the second. */
+VEC void ask_for(const uint8_t *p, int bytes) {
+    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
 
-/* All columns of panels, in blocks of equal size up to `widest`. The panels were made from `bytes` of each tile, which are
- * `next` apart; each block asks for its part of those to come, since a processor waits when it is asked for many at once. */
+/* All columns of panels, in blocks of equal size up to `widest`. Each block asks for its part of the bytes that the next
+ * panels are made from: `bytes` of each tile, from `coming` on and `next` apart. */
 VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panels,
-                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *tile, size_t next,
-                     int tiles, int bytes) {
+                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *coming,
+                     size_t next, int tiles, int bytes) {
     int blocks = (n + widest - 1) / widest, part = (bytes / blocks + 63) / 64 * 64;
-    for (int left = blocks, c = 0; left; left--, tile += part) {
+    for (int left = blocks, c = 0; left; left--, coming += part) {
         int size = (n - c + left - 1) / left;
-        for (int r = 0; r < tiles; r++) prefetch(tile + r * next, part);
+        for (int r = 0; r < tiles; r++) ask_for(coming + r * next, part);
         columns[size](sums + c, panels, packed, x + c, first, count);
         c += size;
     }
@@ -204,17 +208,18 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
         for (int b = 0; b < blocks; b += step) {                                                                   \
             const int count = blocks - b < step ? blocks - b : step;                                               \
             const uint8_t *block = tile + (size_t)b * STRIDE_##NAME;                                               \
+            const uint8_t *coming = b + step < blocks ? block + bytes : tile + (size_t)tiles * next;               \
             if (n <= MAX_PACKED) {                                                                                 \
-                prefetch(block, bytes);                                                                            \
+                ask_ahead(block, bytes);                                                                           \
                 scales_##name(panels, tile, blocks, b, count);                                                     \
                 dot##_bytes_##name[n](sums, panels, block, x, b, count);                                           \
             } else if (tiles == VEC_TILES) {                                                                       \
                 for (int r = 0; r < tiles; r++) expand_##name(&panels[r], tile + r * next, blocks, b, count);      \
                 all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count,      \
-                            block, next, tiles, bytes);                                                            \
+                            coming, next, tiles, bytes);                                                           \
             } else {                                                                                               \
                 scales_##name(panels, tile, blocks, b, count);                                                     \
-                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, block, x, n, b, count, block, next, 1, bytes); \
+                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, block, x, n, b, count, coming, next, 1, bytes); \
             }                                                                                                      \
         }                                                                                                          \
     }
@@ -229,12 +234,12 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
         int count = k - first < PANEL ? k - first : PANEL;
         const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
         if (direct && n <= FLOAT_COLUMNS) {
-            prefetch(panel, (int)panel_bytes);
+            ask_ahead(panel, (int)panel_bytes);
             direct[n](sums, NULL, panel, x, first, count);
         } else {
             floats(buffer, tile, k, first, count);
-            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count, panel, 0, 1,
-                        (int)panel_bytes);
+            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count,
+                        panel + panel_bytes, 0, 1, (int)panel_bytes);
         }
     }
 }

@@ -3,7 +3,7 @@
 #define COLIBRI_OPERAND_H
 #include "kernels.h"
 
-enum { REGION_COLUMNS = 64 }; /* columns of a work item: their rows of x stay in the second cache */
+enum { REGION_COLUMNS = 128 }; /* columns of a work item: their rows of x stay in the second cache */
 
 struct operand {
     const float *x; /* (n, k) */
