@@ -57,6 +57,9 @@ def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
     """The tokenizer of a directory; a GGUF file's is copied with its other metadata."""
     if checkpoint.format == "gguf":
         return {} if pre is None else {**_copied(checkpoint), "tokenizer.ggml.pre": pre}
+    if checkpoint.format == "deepspeed" and not (checkpoint.path / "tokenizer.json").exists():
+        _note(f"{checkpoint.path}: has no tokenizer.json; put the trainer's there, or the output knows ids only")
+        return {}
     vocab_size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
     return tokenizer_metadata(checkpoint.path, checkpoint.architecture, vocab_size, _note, pre=pre)
 

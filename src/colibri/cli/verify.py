@@ -13,9 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from colibri.cli.options import model_option
 from colibri.cli.output import print_json, size
 from colibri.conversion.verify import Verification, verify
+from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
-from colibri.text.tokenizer import Tokenizer, load_tokenizer
+from colibri.text.tokenizer import Tokenizer
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
 _TEXTS = (
@@ -32,17 +33,18 @@ def command(model: Path | None, as_json: bool) -> int:
     """Check a model file: header, offsets, shapes, blocks, checksums, tokenizer. Exit status 1 when damaged."""
     checkpoint = open_checkpoint(model_path(model))
     model_config(checkpoint)  # raises what the metadata lacks
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source)
-    faults = _tokenizer_faults(checkpoint, tokenizer)
+    tokenizer = tokenizer_of(checkpoint)
+    faults = [] if tokenizer is None else _tokenizer_faults(checkpoint, tokenizer)
+    doubts = ["the file has no tokenizer"] if tokenizer is None else tokenizer.notes
     result = _read(checkpoint)
     if as_json:
         print_json({
             "path": str(checkpoint.path), "tensors_and_experts": result.parts, "bytes": result.nbytes,
             "checksums": result.checked, "damages": [damage._asdict() for damage in result.damages],
-            "tokenizer": faults, "doubts": tokenizer.notes,
+            "tokenizer": faults, "doubts": doubts,
         })  # fmt: skip
     else:
-        _tell(checkpoint, result, faults, tokenizer.notes)
+        _tell(checkpoint, result, faults, doubts)
     return 1 if result.damages or faults else 0
 
 

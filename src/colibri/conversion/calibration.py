@@ -20,13 +20,14 @@ from colibri.layers.workspace import Rows
 from colibri.ops import reference
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
-from colibri.weights.load import load_tensor
+from colibri.weights.load import load_plain, load_tensor
 
 WINDOW: Final = 512
 _KEPT_BYTES: Final = 1 << 30  # gate and up matrices that are kept for the next window
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+Tensors = tuple[ops.Tensor, ...]
 
 
 class Calibration:
@@ -38,7 +39,7 @@ class Calibration:
         self._model = model
         self._experts = model.config.experts
         self._reader = FileReader()
-        self._kept: OrderedDict[tuple[int, int], tuple[ops.Tensor, ...]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[Tensors, Tensors | None]] = OrderedDict()
         self._kept_bytes = 0
 
     def attention(self, layer: int, rows: Rows) -> None:
@@ -53,7 +54,7 @@ class Calibration:
         normed, chosen = rows.normed.numpy(), rows.chosen_array[layer]  # (n, hidden), (n, k)
         for expert in np.unique(chosen).tolist():
             seen = np.ascontiguousarray(normed[(chosen == expert).any(axis=1)])
-            for part in ("gate", "up"):
+            for part in ("gate", "up") if self._model.config.gated else ("up",):
                 self._add(f"blk.{layer}.ffn_{part}_exps.weight", seen, expert, self._experts)
             self._add(f"blk.{layer}.ffn_down_exps.weight", self._inner(layer, expert, seen), expert, self._experts)
 
@@ -66,26 +67,29 @@ class Calibration:
 
     def _inner(self, layer: int, expert: int, rows: F32) -> F32:
         """What goes into an expert's down matrix: (n, intermediate)."""
-        weights = self._matrices(layer, expert)
+        weights, biases = self._matrices(layer, expert)
         x = ops.tensor("F32", rows.shape)
         x.numpy()[...] = rows
         outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in weights)
-        ops.matmul(outs, x, weights, True)
+        ops.matmul(outs, x, weights, True, False, biases)
         first = outs[0].numpy()
         return reference.glu(self._model.config.activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
 
-    def _matrices(self, layer: int, expert: int) -> tuple[ops.Tensor, ...]:
-        """gate, where there is one, and up."""
-        weights = self._kept.pop((layer, expert), None)
-        if weights is None:
-            infos = self._model.checkpoint.experts(layer)
-            weights = tuple(load_tensor(parts[expert], self._reader) for parts in (infos.gate, infos.up) if parts)
-            self._kept_bytes += sum(weight.nbytes for weight in weights)
-        self._kept[layer, expert] = weights
+    def _matrices(self, layer: int, expert: int) -> tuple[Tensors, Tensors | None]:
+        """gate, where there is one, and up; their biases, where there are any."""
+        if (layer, expert) in self._kept:
+            self._kept.move_to_end((layer, expert))
+            return self._kept[layer, expert]
+        store = self._model.experts.store
+        infos = store.biases(layer)
+        biases = tuple(load_plain(info.expert(expert), self._reader) for info in infos[:-1]) if infos else None
+        weights = tuple(load_tensor(info, self._reader) for info in store.expert(layer, expert).parts[:-1])
+        self._kept_bytes += sum(weight.nbytes for weight in weights)
+        self._kept[layer, expert] = weights, biases
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
+            _, (dropped, _) = self._kept.popitem(last=False)
             self._kept_bytes -= sum(weight.nbytes for weight in dropped)
-        return weights
+        return weights, biases
 
 
 def calibrate(

@@ -151,6 +151,7 @@ class _Pieces:
                 if not ahead:
                     return
                 part, future = ahead.popleft()
+                part = min(part, self._output.checksums - 1)
                 piece = future.result()
                 if part == len(self.checksums):
                     self.checksums.append(0)

@@ -37,7 +37,7 @@ _NEVER_TIED = frozenset({"olmoe"})
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor to write; `parts` are the experts of a merged tensor in order, or the one source of any other.
+    """One tensor to write; `parts` are the experts of a merged tensor, or pieces of rows to be put together, in order.
 
     head_rows: rows of a head that are reordered from half-split to adjacent pairs; 0: written as they are.
     values: what to write where no source holds it.
@@ -51,7 +51,7 @@ class Output:
     @property
     def checksums(self) -> int:
         """Ranges with a checksum of their own: one for each expert."""
-        return len(self.parts) or 1
+        return len(self.parts) if is_merged_experts(self.spec.name) else 1
 
 
 def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = None) -> list[Output]:
@@ -67,13 +67,16 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     if only_expert is not None:
         if not 0 <= only_expert < experts:
             raise ArgumentError(f"{checkpoint.path}: there is no expert {only_expert}; experts are 0 to {experts - 1}")
+        if any(is_merged_experts(name) and name.endswith(".bias") for name in gathered):
+            raise UnsupportedError(f"{checkpoint.path}: its experts have biases, so a single one cannot be replaced")
         gathered = dict(_one_expert(gathered, only_expert))
     outputs = []
     factors = rope_factors(checkpoint) if only_expert is None else None
     if factors is not None:
         outputs.append(Output(TensorSpec(ROPE_TABLE, "F32", factors.shape), (), values=factors))
     for name, parts in gathered.items():
-        shape = (len(parts), *parts[0].shape) if is_merged_experts(name) else parts[0].shape
+        first, *rest = parts[0].shape
+        shape = (len(parts), first, *rest) if is_merged_experts(name) else (len(parts) * first, *rest)
         type_name = tensor_type(mix, _merged_name(name), shape, context)
         outputs.append(Output(TensorSpec(name, type_name, shape), parts, _head_rows(checkpoint, name, parts[0])))
     return sorted(outputs, key=lambda output: _place(output.spec.name))
@@ -92,7 +95,7 @@ def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo,
         match = _SINGLE_EXPERT.fullmatch(name)
         if match:
             singles.setdefault(f"{match[1]}_exps.{match[3]}", {})[int(match[2])] = info
-        elif is_merged_experts(name):
+        elif is_merged_experts(name) or info.expert_stride is not None:
             gathered[name] = tuple(info.expert(expert) for expert in range(info.shape[0]))
         else:
             gathered[name] = (info,)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -54,6 +55,18 @@ class _Record(dict[str, Any]):
             self.update(state)
 
 
+class _StandIn:
+    """Stands for an object of a training state that is of no interest: takes what it is built from, and is empty."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _StandIn:
+        return super().__new__(cls)
+
+    def ignore(self, *_: Any) -> None:
+        """Take what the pickle would put into the object."""
+
+    __setstate__ = __setitem__ = append = extend = ignore
+
+
 def read_weights(directory: Path) -> dict[str, SafeTensor]:
     """All tensors of a directory: its safetensors files or, where there are none, its PyTorch .bin files."""
     safe = (directory / INDEX_NAME).exists() or any(directory.glob("model*.safetensors"))
@@ -79,9 +92,25 @@ def read_file(path: Path) -> dict[str, SafeTensor]:
     Raises FileError (missing, truncated), FormatError (damaged) or UnsupportedError (other objects, old format).
     """
     with _opened(path) as archive:
-        content = _unpickle(path, archive)
-        places = _Places(path, archive)
-        return {name: _place(places, name, tensor) for name, tensor in _flatten(path, content).items()}
+        return _placed(path, archive, _unpickle(path, archive, _GLOBALS))
+
+
+def read_state(path: Path) -> tuple[dict[str, SafeTensor], Mapping[str, Any]]:
+    """The tensors of the `module` in a training state of DeepSpeed, and Megatron's options that lie beside them.
+
+    Objects of the trainer and its libraries become empty stand-ins. Raises what `read_file` does.
+    """
+    with _opened(path) as archive:
+        content = _unpickle(path, archive, _TrainerGlobals(_GLOBALS))
+        options = content.get("args") if isinstance(content, dict) else None
+        if not isinstance(options, _Record):
+            raise UnsupportedError(f"{path}: holds no `args`; states that Megatron-DeepSpeed saved are read")
+        return _placed(path, archive, content.get("module")), options
+
+
+def _placed(path: Path, archive: zipfile.ZipFile, content: Any) -> dict[str, SafeTensor]:
+    places = _Places(path, archive)
+    return {name: _place(places, name, tensor) for name, tensor in _flatten(path, content).items()}
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
@@ -96,14 +125,14 @@ def _opened(path: Path) -> zipfile.ZipFile:
         ) from error
 
 
-def _unpickle(path: Path, archive: zipfile.ZipFile) -> Any:
+def _unpickle(path: Path, archive: zipfile.ZipFile, known: Mapping[str, Callable[..., Any]]) -> Any:
     entry = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
     if entry is None:
         raise FormatError(f"{path}: holds no data.pkl; a file written by torch.save is expected")
     if entry.file_size > MAX_PICKLE_BYTES or entry.compress_type != zipfile.ZIP_STORED:
         raise FormatError(f"{path}: data.pkl takes {entry.file_size} bytes, at most {MAX_PICKLE_BYTES} are read")
     try:
-        return _Unpickler(path, archive.read(entry)).load()
+        return _Unpickler(path, archive.read(entry), known).load()
     except (FormatError, UnsupportedError):
         raise
     except (zipfile.BadZipFile, OSError) as error:
@@ -113,14 +142,14 @@ def _unpickle(path: Path, archive: zipfile.ZipFile) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, path: Path, data: bytes) -> None:
+    def __init__(self, path: Path, data: bytes, known: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(io.BytesIO(data))
-        self._path = path
+        self._path, self._known = path, known
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _STORAGES:
             return _StorageType(*_STORAGES[name])
-        found = _GLOBALS.get(f"{module}.{name}")
+        found = self._known.get(f"{module}.{name}")
         if found is None:
             raise UnsupportedError(
                 f"{self._path}: asks for {module}.{name}; only tensors and plain containers are read, because "
@@ -159,6 +188,17 @@ _GLOBALS: Final[Mapping[str, Callable[..., Any]]] = {
     "torch.Size": _size,
     "argparse.Namespace": _Record,
 }
+_OF_TRAINERS = re.compile(
+    r"(torch|numpy|megatron|deepspeed|apex)\..+|_codecs\.encode|collections\.defaultdict|builtins\.(set|dict|slice)"
+)
+
+
+class _TrainerGlobals(dict[str, Callable[..., Any]]):
+    """The known globals, and a stand-in for whatever else belongs to a trainer or its libraries."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What is put in the place of a global; nothing of the library itself."""
+        return self[key] if key in self else _StandIn if _OF_TRAINERS.fullmatch(key) else default
 
 
 def _count(value: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from colibri.errors import ArgumentError, FileError, FormatError
+from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.experts.store import Expert, ExpertStore, check_expert, names_of
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
@@ -92,6 +92,8 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
 
     Shapes must be the model's; so must types in a GGUF file. Raises FileError and FormatError.
     """
+    if any(store.biases(layer) for layer in store.moe_layers()):
+        raise UnsupportedError(f"{store.path}: its experts have biases, which files of single experts do not hold")
     safe = path.suffix == ".safetensors"
     found = _from_safetensors(path) if safe else _from_gguf(path)
     wanted = set(store.moe_layers())

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from colibri.config import ModelConfig
 from colibri.errors import UnsupportedError
-from colibri.models import mixtral, olmoe, qwen3_moe
+from colibri.models import deepspeed_moe, mixtral, olmoe, qwen3_moe
 from colibri.weights.checkpoint import Checkpoint
 
 ARCHITECTURES: dict[str, Callable[[Checkpoint], ModelConfig]] = {
-    module.ARCHITECTURE: module.model_config for module in (mixtral, qwen3_moe, olmoe)
+    module.ARCHITECTURE: module.model_config for module in (mixtral, qwen3_moe, olmoe, deepspeed_moe)
 }
 
 

@@ -43,7 +43,7 @@ class Checkpoint:
     """
 
     path: Path
-    format: Literal["gguf", "huggingface"]
+    format: Literal["gguf", "huggingface", "deepspeed"]
     name: str
     architecture: str
     metadata: Metadata
