@@ -18,8 +18,9 @@ from colibri.cli.standard_input import read_text
 from colibri.config import Precision
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.stats import RoutingStats, co_activation, entropy
+from colibri.experts.stats import RoutingStats
 from colibri.observe.replay import Score, Trace, compare
+from colibri.observe.routing import co_activation, entropy
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
 PAIRS = 2

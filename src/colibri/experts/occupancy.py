@@ -25,7 +25,7 @@ class Occupancy:
     """
 
     def __init__(self, store: ExpertStore, limits: dict[Layout, int] | None, policy: NextUse) -> None:
-        self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or _all_slots(store)).items()}
+        self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or store.layout_counts()).items()}
         self.tables = {
             layer: ops.ExpertTable(store.count(layer), store.hidden, store.intermediate) for layer in store.moe_layers()
         }
@@ -156,11 +156,3 @@ def load_biases(store: ExpertStore) -> Biases:
                 for number, parts in enumerate(biases[layer]):
                     biases[layer][number] = (*parts, tensor.rows(number, number + 1).reshape(info.shape[1]))
     return biases
-
-
-def _all_slots(store: ExpertStore) -> dict[Layout, int]:
-    counts: dict[Layout, int] = {}
-    for layer in store.moe_layers():
-        layout = store.layouts[layer]
-        counts[layout] = counts.get(layout, 0) + store.count(layer)
-    return counts

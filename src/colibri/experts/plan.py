@@ -91,7 +91,7 @@ def default_budget(machine: MachineMemory) -> int:
 
 def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: int) -> Plan:
     """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do."""
-    totals = _totals(store)
+    totals = store.layout_counts()
     least = {layout: min(count, experts_per_token) for layout, count in totals.items()}
     floor = needs.total + slots_bytes(least) + HUGE_PAGE * len(least)
     if budget < floor:
@@ -124,14 +124,6 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
 def readable(nbytes: int) -> str:
     """12.3 MiB or 4.56 GiB."""
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / MIB:.1f} MiB"
-
-
-def _totals(store: ExpertStore) -> dict[Layout, int]:
-    totals: dict[Layout, int] = {}
-    for layer in store.moe_layers():
-        layout = store.layouts[layer]
-        totals[layout] = totals.get(layout, 0) + store.count(layer)
-    return totals
 
 
 def slots_bytes(slots: dict[Layout, int]) -> int:

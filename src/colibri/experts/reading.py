@@ -72,28 +72,6 @@ class ExpertFile:
                 os.close(descriptor)
 
 
-class ReadCounters:
-    """What the readers did, for statistics: bytes that were asked for, by way."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.cached_bytes = 0
-        self.direct_bytes = 0
-
-    def add(self, nbytes: int, direct: bool) -> None:
-        """Count one read."""
-        with self._lock:
-            if direct:
-                self.direct_bytes += nbytes
-            else:
-                self.cached_bytes += nbytes
-
-    @property
-    def total(self) -> int:
-        """All bytes read."""
-        return self.cached_bytes + self.direct_bytes
-
-
 class ExpertReader:
     """Reads tensors into tiles, from any number of threads; each thread owns a staging buffer.
 
@@ -107,7 +85,7 @@ class ExpertReader:
         self._files: dict[Path, ExpertFile] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
-        self.counters = ReadCounters()
+        self.nbytes = self.direct_bytes = 0  # read so far, and the part of it around the page cache
         self.assume_uncached = False  # to measure and test direct reads
 
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, int]]:
@@ -124,7 +102,9 @@ class ExpertReader:
         offset, nbytes = info.offset + first * row_bytes, count * row_bytes
         direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
         ops.tile(tensor, self._fetch(file, self._staging(), offset, nbytes, direct), first, count)
-        self.counters.add(nbytes, direct)
+        with self._lock:
+            self.nbytes += nbytes
+            self.direct_bytes += direct * nbytes
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""

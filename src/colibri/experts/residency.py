@@ -69,7 +69,7 @@ class Residency:
         self._step_began: float | None = None  # of a step that may read ahead
         self._overlay = Overlay(store)
         self._looking = threading.Lock()
-        self._take_up_replacements()
+        self.refresh()
 
     def _keys_of(self, layer: int) -> list[int]:
         base = layer * self._experts
@@ -231,18 +231,14 @@ class Residency:
     # ---- between steps -------------------------------------------------------------------------------------------
 
     def _begin_step(self, rows: int) -> None:
-        self._take_up_replacements()
+        self.refresh()
         now = time.perf_counter()
         if self._step_began is not None:
             self._trial.step(now - self._step_began)
         self._step_began = now if rows <= MOST_SEQUENCES else None
 
     def refresh(self) -> None:
-        """Look for replaced experts now; each step does by itself, but a step's prompts are chosen before."""
-        self._take_up_replacements()
-
-    def _take_up_replacements(self) -> None:
-        """Use the replaced experts that came since, in all layers at once."""
+        """Use the replaced experts that came since, in all layers at once; each step looks for them by itself."""
         if not self._looking.acquire(blocking=False):
             return  # another thread does
         try:

@@ -128,15 +128,12 @@ class ExpertStore:
         """Bytes of one expert of this layer in memory, tiled."""
         return slot_bytes(self.layouts[layer])
 
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of all routed experts in the files."""
-        return sum(expert.nbytes for experts in self._layers.values() for expert in experts)
-
-    @property
-    def total_slot_bytes(self) -> int:
-        """Bytes of all routed experts in memory, tiled."""
-        return sum(self.slot_bytes(layer) * self.count(layer) for layer in self._layers)
+    def layout_counts(self) -> dict[Layout, int]:
+        """How many experts, over all layers, there are of each layout."""
+        counts: dict[Layout, int] = {}
+        for layer, layout in self.layouts.items():
+            counts[layout] = counts.get(layout, 0) + self.count(layer)
+        return counts
 
 
 def _routed(tensors: Mapping[str, TensorInfo], layers: int) -> list[int]:

@@ -73,5 +73,5 @@ def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
         thread.join()
     took, processor = time.monotonic() - start, time.process_time() - processor
     reader.close()
-    total = max(1, reader.counters.total)
+    total = max(1, reader.nbytes)
     return Disk(total / took, processor / total)

@@ -22,7 +22,7 @@ def test_everything_fits(store: ExpertStore) -> None:
     plan = make_plan(store, CHOSEN, NEEDS, 1 << 30)
     assert plan.fits
     assert sum(plan.limits.values()) == LAYERS * EXPERTS
-    assert plan.expert_bytes == store.total_slot_bytes
+    assert plan.expert_bytes == slots_bytes(store.layout_counts())
     assert not plan.notes
 
 
