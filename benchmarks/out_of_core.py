@@ -1,11 +1,11 @@
 """Colibri beside llama.cpp with less memory than the model needs: processes in turn, each in a control group.
 
-    python benchmarks/out_of_core.py MODEL.gguf --ram 2.5 --environment /tmp/llama --rounds 2 --tokens 16
+    python benchmarks/out_of_core.py MODEL.gguf --ram 2.5 --peer llama.cpp:mapped=/tmp/llama/bin/python --rounds 2
 
 Both may take --ram GiB, page cache included; Colibri is told so with --ram, llama.cpp maps the file. The file is
 dropped from the page cache before each process. Bytes are those of /proc/self/io, peak memory that of wait4, as
 `time -v` shows it. The disk's own rate (one thread, 4 MiB blocks in order, O_DIRECT) is measured before and after
-each, because virtual disks drift. Without --environment only Colibri runs. A row for each metric goes to
+each, because virtual disks drift. Without --peer (as for peers.py) only Colibri runs. A row for each metric goes to
 results/<processor>.csv.
 """
 
@@ -27,17 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from memory_limit import Group, limited
-from peers import HERE, append, described, environment, results
+from peers import append, described, results, variants
 
 import colibri
 from colibri import ops
 from colibri.config import SamplingParams
-from colibri.models.registry import model_config
-from colibri.weights.checkpoint import open_checkpoint
 
 BLOCK = 4 << 20
 SEQUENTIAL_BYTES = 400 << 20
 Run = dict[str, Any]
+Rounds = dict[tuple[str, str, str], list[dict[str, float]]]  # (engine, version, isa) -> metrics; Colibri comes first
 
 
 def sequential(path: Path) -> float:
@@ -131,43 +130,44 @@ def summary(found: Run) -> dict[str, float]:
     }
 
 
-def measure(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def measure(options: argparse.Namespace) -> Rounds:
     """Rounds of each engine, in turn."""
-    same = ["--threads", str(options.threads), "--prompt-tokens", str(options.prompt_tokens)]
-    mine = [sys.executable, __file__, str(options.model), "--child", "--ram", str(options.ram), *same]
-    commands = {"colibri": [*mine, "--tokens", str(options.tokens)]}
-    if options.environment is not None:
-        peer = [str(environment(options.environment)), str(HERE / "peer_llama.py"), str(options.model), *same]
-        peer += ["--vocabulary", str(model_config(open_checkpoint(options.model)).vocab_size)]
-        commands["llama.cpp mapped"] = [*peer, "--mapped", "--stream", str(options.peer_tokens or options.tokens)]
-    rounds: dict[str, list[dict[str, float]]] = {engine: [] for engine in commands}
+    prompt = ["--prompt-tokens", str(options.prompt_tokens)]
+    mine = [sys.executable, __file__, str(options.model), "--child", "--ram", str(options.ram), *prompt]
+    commands = {"colibri": [*mine, "--threads", str(options.threads), "--tokens", str(options.tokens)]}
+    for variant in options.peer:
+        stream = ["--stream", str(options.peer_tokens or options.tokens)]
+        commands[str(variant)] = [*variant.command(options.model, options.threads), *prompt, *stream]
+    rounds: Rounds = {}
     print(f"colibri plan expects {expected(options):.2f} tokens/s", flush=True)
     with limited(int(options.ram * (1 << 30))) as group:
         for _ in range(options.rounds):
             for engine, command in commands.items():
                 found = run(command, options, group)
-                rounds[engine].append(summary(found))
-                figures = ", ".join(f"{name} {value:.4g}" for name, value in rounds[engine][-1].items())
+                key = (engine, found.get("version", ""), found.get("isa", ""))
+                rounds.setdefault(key, []).append(summary(found))
+                figures = ", ".join(f"{name} {value:.4g}" for name, value in rounds[key][-1].items())
                 print(f"{engine}: {figures} {found.get('counters', '')}", flush=True)
         print(f"killed for memory: {group.kills}")
     return rounds
 
 
-def rows(options: argparse.Namespace, rounds: dict[str, list[dict[str, float]]]) -> list[list[Any]]:
-    """Rows of the CSV: medians of ours beside the peer's."""
+def rows(options: argparse.Namespace, rounds: Rounds) -> list[list[Any]]:
+    """Rows of the CSV: medians of ours beside each peer's."""
     table = []
-    what = described("out_of_core.py", options.model)
-    for metric in rounds["colibri"][0]:
-        mine, *peers = ([one[metric] for one in runs] for runs in rounds.values())
+    what = [*described("out_of_core.py", options.model), ops.isa(), options.threads]
+    (_, ours), *peers = rounds.items()
+    for metric in ours[0]:
+        mine = [one[metric] for one in ours]
         name = f"{metric}, {options.prompt_tokens} + {options.tokens} tokens in {options.ram:g} GiB"
-        row = [*what, ops.isa(), options.threads, name, f"{statistics.median(mine):.4g}"]
-        if peers:
-            ratios = [one / other if other else math.nan for one, other in zip(mine, peers[0], strict=True)]
-            figures = (statistics.median(peers[0]), statistics.median(ratios), min(ratios), max(ratios))
-            row += ["llama.cpp mapped", *(f"{value:.4g}" for value in figures)]
-        else:
-            row += [""] * 5
-        table.append([*row, len(mine), options.note])
+        row = [*what, name, f"{statistics.median(mine):.4g}"]
+        for peer, runs in peers:
+            other = [one[metric] for one in runs]
+            ratios = [a / b if b else math.nan for a, b in zip(mine, other, strict=True)]
+            figures = (statistics.median(other), statistics.median(ratios), min(ratios), max(ratios))
+            table.append([*row, *peer, *(f"{value:.4g}" for value in figures), len(mine), options.note])
+        if not peers:
+            table.append([*row, *[""] * 7, len(mine), options.note])
     return table
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--ram", type=float, required=True, help="GiB")
-    parser.add_argument("--environment", type=Path, help="where llama.cpp's environment is or shall be")
+    parser.add_argument("--peer", type=variants, default=[], metavar="ENGINE:VARIANT=PYTHON")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--peer-tokens", type=int, help="fewer for llama.cpp, which takes its time")

@@ -1,13 +1,12 @@
-"""Colibri beside llama.cpp on the same GGUF file: processes in turn, A B A B, and the ratios of what they measure.
+"""Colibri beside other engines on the same GGUF file: processes in turn, A B C A B C, and ratios of what they measure.
 
-    python benchmarks/peers.py MODEL.gguf --environment /tmp/llama --rounds 3
+    python benchmarks/peers.py MODEL.gguf --peer llama.cpp=/tmp/llama/bin/python --peer ik_llama.cpp=/tmp/ik/bin/python
 
-The environment is made if it is not there: a virtual environment with llama.cpp's build from the `xllamacpp` wheel,
-so that its libraries meet none of ours. Wheels may be built for less than the processor has: what the peer uses is
-printed, and COLIBRI_ISA=avx2 makes ours use the same. Every round is one process of Colibri (`colibri bench --json`)
-and one of each variant of llama.cpp: "repacked", its default, which keeps a second copy of the weights, and "mapped".
-A ratio above 1 means that Colibri is faster; min and max are those of the rounds. A row for each goes to
-results/<processor>.csv.
+Each peer lives in a virtual environment of its own, so that its libraries meet none of ours; docs/benchmarks.md says
+how to make them. Without a variant, as in llama.cpp:mapped=PYTHON, all of the engine's are measured; peer_llama.py has
+them. A round is one process of Colibri (`colibri bench --json`) and one of each variant. What a peer was compiled for
+is printed; COLIBRI_ISA=avx2 makes ours use no more. A ratio above 1 means that Colibri is faster, in tokens/s and in
+milliseconds; min and max are those of the rounds. A row for each goes to results/<processor>.csv.
 """
 
 from __future__ import annotations
@@ -15,86 +14,120 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import itertools
 import json
 import re
 import shlex
 import statistics
 import subprocess
 import sys
-import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from peer_llama import ENGINES
 
 from colibri import ops
 from colibri.engine.statistics import describe_model
 from colibri.models.registry import model_config
 from colibri.observe.limits import cpu_name
+from colibri.observe.percentiles import latency
 from colibri.weights.checkpoint import open_checkpoint
 
 HERE = Path(__file__).resolve().parent
-WHEEL = "xllamacpp==2026.10.11549"
 COLUMNS = (
-    "date", "commit", "script", "model", "quantisation", "isa", "threads", "metric", "ours", "peer", "peer_value",
-    "ratio_median", "ratio_min", "ratio_max", "rounds", "note",
+    "date", "commit", "script", "model", "quantisation", "isa", "threads", "metric", "ours", "peer", "peer_version",
+    "peer_isa", "peer_value", "ratio_median", "ratio_min", "ratio_max", "rounds", "note",
 )  # fmt: skip
-Rates = dict[str, float]  # metric -> tokens a second
+Run = dict[str, Any]  # one process: "name", "version", "isa", and "metrics": tokens/s, or ms where the name says so
 
 
-def environment(path: Path) -> Path:
-    """The Python of a virtual environment that has llama.cpp; made when it is not there."""
-    python = path / "bin" / "python"
-    if not python.exists():
-        venv.create(path, with_pip=True)
-    if subprocess.run([python, "-c", "import xllamacpp"], capture_output=True, check=False).returncode:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", WHEEL], check=True)
-    return python
+@dataclass(frozen=True)
+class Variant:
+    """A way to run an engine, and the Python that has it."""
+
+    engine: str
+    name: str
+    python: str
+
+    def command(self, model: Path, threads: int) -> list[str]:
+        """One process of it, to which more options may be added."""
+        words = [self.python, str(HERE / "peer_llama.py"), self.engine, self.name, str(model)]
+        return [*words, "--threads", str(threads)]
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.name}"
+
+
+def variants(text: str) -> list[Variant]:
+    """Those that ENGINE=PYTHON or ENGINE:VARIANT=PYTHON stands for."""
+    name, _, python = text.partition("=")
+    engine, _, variant = name.partition(":")
+    if engine not in ENGINES or variant not in ("", *ENGINES[engine].variants):
+        known = ", ".join(f"{name}:{variant}" for name, engine in ENGINES.items() for variant in engine.variants)
+        raise argparse.ArgumentTypeError(f"{name} is not known; there are {known}")
+    if not Path(python).is_file():
+        raise argparse.ArgumentTypeError(f"{python or 'nothing'} after = is not a Python; see docs/benchmarks.md")
+    return [Variant(engine, name, python) for name in ENGINES[engine].variants if variant in ("", name)]
 
 
 def run(command: list[str], prefix: list[str]) -> Any:
     """The JSON object on the last line that a command prints."""
-    done = subprocess.run([*prefix, *command], capture_output=True, text=True, check=False)
+    done = subprocess.run([*prefix, *command], capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode or not done.stdout.strip():
         sys.exit(f"{shlex.join(command)} failed with status {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def ours(options: argparse.Namespace) -> Rates:
+def shared(options: argparse.Namespace, separate: bool) -> list[str]:
+    """What both kinds of process are told; Colibri takes each length of prompt with an option of its own."""
+    lengths = [str(tokens) for tokens in options.prompt_tokens]
+    prompts = [word for tokens in lengths for word in ("--prompt-tokens", tokens)]
+    words = ["--repeat", str(options.repeat), "--new-tokens", str(options.new_tokens)]
+    return words + (prompts if separate else ["--prompt-tokens", *lengths])
+
+
+def metrics(prefill: dict[str, float], decode: float, milliseconds: dict[str, float], new: int) -> dict[str, float]:
+    """The measurements of a process by name."""
+    return (
+        {f"prefill {tokens}": rate for tokens, rate in prefill.items()}
+        | {f"decode {new}": decode}
+        | {f"decode {new} {name} ms": milliseconds[name] for name in ("p50", "p99")}
+    )
+
+
+def ours(options: argparse.Namespace) -> Run:
     """One process of Colibri."""
     command = [sys.executable, "-m", "colibri.cli", "bench", "-m", str(options.model), "--json"]
-    command += ["--repeat", str(options.repeat), "--new-tokens", str(options.new_tokens)]
-    command += ["--threads", str(options.threads)]
-    for tokens in options.prompt_tokens:
-        command += ["--prompt-tokens", str(tokens)]
-    result = run(command, options.prefix)
-    rates = {f"prefill {run['tokens']}": float(run["tokens_per_s"]["median"]) for run in result["prefill"]}
-    rates[f"decode {options.new_tokens}"] = float(result["decode"][0]["tokens_per_s"]["median"])
-    return rates
+    result = run([*command, "--threads", str(options.threads), *shared(options, separate=True)], options.prefix)
+    prefill = {str(run["tokens"]): float(run["tokens_per_s"]["median"]) for run in result["prefill"]}
+    decode = result["decode"][0]
+    found = metrics(prefill, decode["tokens_per_s"]["median"], decode["latency_ms"], options.new_tokens)
+    return {"name": "colibri", "version": "", "isa": result["machine"]["isa"], "metrics": found}
 
 
-def llama(options: argparse.Namespace, python: Path, variant: str, vocabulary: int) -> Rates:
-    """One process of llama.cpp."""
-    command = [str(python), str(HERE / "peer_llama.py"), str(options.model), "--threads", str(options.threads)]
-    command += ["--repeat", str(options.repeat), "--new-tokens", str(options.new_tokens)]
-    command += ["--vocabulary", str(vocabulary), "--prompt-tokens", *map(str, options.prompt_tokens)]
-    result = run(command + ["--mapped"] * (variant == "mapped"), options.prefix)
-    print(f"llama.cpp {variant}: built for {result['isa']}, ours uses {ops.isa()}", flush=True)
-    rates = {f"prefill {tokens}": statistics.median(values) for tokens, values in result["prefill"].items()}
-    rates[f"decode {options.new_tokens}"] = statistics.median(result["decode"])
-    return rates
+def theirs(options: argparse.Namespace, variant: Variant) -> Run:
+    """One process of a peer."""
+    command = variant.command(options.model, options.threads)
+    result = run([*command, *shared(options, separate=False)], options.prefix)
+    prefill = {tokens: statistics.median(rates) for tokens, rates in result["prefill"].items()}
+    milliseconds = latency(result["latency_ms"]).as_dict()
+    found = metrics(prefill, statistics.median(result["decode"]), milliseconds, options.new_tokens)
+    return {"name": str(variant), "version": result["version"], "isa": result["isa"], "metrics": found}
 
 
-def measure(options: argparse.Namespace, python: Path) -> Iterator[Rates]:
-    """Rounds; in each, metric by name of the engine in front: "colibri decode 64", "repacked decode 64"."""
-    vocabulary = model_config(open_checkpoint(options.model)).vocab_size
+def measure(options: argparse.Namespace) -> Iterator[list[Run]]:
+    """Rounds; in each, Colibri's process and then one of each variant."""
+    processes: list[Callable[[], Run]] = [partial(ours, options)]
+    processes += [partial(theirs, options, variant) for peer in options.peer for variant in peer]
     for number in range(options.rounds):
-        engines = {"colibri": ours(options)}
-        for variant in options.variants:
-            engines[variant] = llama(options, python, variant, vocabulary)
-        rates = {f"{engine} {metric}": value for engine, found in engines.items() for metric, value in found.items()}
-        print(f"round {number + 1}: {json.dumps(rates)}", flush=True)
-        yield rates
+        found = []
+        for process in processes:
+            found.append(process())
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in found[-1]["metrics"].items())
+            print("round {}: {name} ({version} {isa}): {}".format(number + 1, figures, **found[-1]), flush=True)
+        yield found
 
 
 def described(script: str, path: Path) -> list[str]:
@@ -112,18 +145,25 @@ def results() -> Path:
     return HERE / "results" / f"{slug}.csv"
 
 
-def rows(options: argparse.Namespace, rounds: list[Rates]) -> Iterator[list[Any]]:
-    """A row of the CSV for each peer and metric, over the rounds that have both."""
-    what = described("peers.py", options.model)
-    metrics = [f"prefill {tokens}" for tokens in options.prompt_tokens] + [f"decode {options.new_tokens}"]
-    for variant, metric in itertools.product(options.variants, metrics):
-        both = [run for run in rounds if f"{variant} {metric}" in run]
-        pairs = [(run[f"colibri {metric}"], run[f"{variant} {metric}"]) for run in both]
-        mine, theirs, ratios = zip(*((ours, peer, ours / peer) for ours, peer in pairs), strict=True)
-        medians = [statistics.median(values) for values in (mine, theirs, ratios)]
-        text = [f"{value:.4g}" for value in (*medians, min(ratios), max(ratios))]
-        peer = [f"llama.cpp {variant}", *text[1:], len(ratios), options.note]
-        yield [*what, ops.isa(), options.threads, metric, text[0], *peer]
+def pairs(rounds: list[list[Run]]) -> dict[tuple[str, str, str, str], list[tuple[float, float]]]:
+    """Ours and the peer's value in each round that has both, by peer, its version and instruction set, and metric."""
+    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    for mine, *peers in rounds:
+        for peer in peers:
+            for metric in mine["metrics"].keys() & peer["metrics"].keys():
+                key = (peer["name"], peer["version"], peer["isa"], metric)
+                found.setdefault(key, []).append((mine["metrics"][metric], peer["metrics"][metric]))
+    return found
+
+
+def rows(options: argparse.Namespace, rounds: list[list[Run]]) -> Iterator[list[Any]]:
+    """A row of the CSV for each peer and metric."""
+    what = [*described("peers.py", options.model), rounds[-1][0]["isa"], options.threads]
+    for (*peer, metric), values in sorted(pairs(rounds).items()):
+        mine, other = (statistics.median(side) for side in zip(*values, strict=True))
+        ratios = [b / a if metric.endswith(" ms") else a / b for a, b in values]
+        figures = [f"{value:.4g}" for value in (mine, other, statistics.median(ratios), min(ratios), max(ratios))]
+        yield [*what, metric, figures[0], *peer, *figures[1:], len(ratios), options.note]
 
 
 def append(path: Path, table: list[list[Any]]) -> None:
@@ -137,20 +177,29 @@ def append(path: Path, table: list[list[Any]]) -> None:
         writer.writerows(table)
 
 
+def show(table: list[list[Any]]) -> None:
+    """Print the rows of the CSV that were just measured."""
+    for row in table:
+        values = {name: str(value) for name, value in zip(COLUMNS, row, strict=True)}
+        print(
+            "{metric:18} {ours:>7}   {peer:22} {peer_value:>7}   ratio {ratio_median} "
+            "({ratio_min} to {ratio_max})   {peer_version} {peer_isa}, {rounds} rounds".format(**values)
+        )
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--environment", type=Path, required=True, help="where llama.cpp's environment is or shall be")
+    parser.add_argument("--peer", type=variants, action="append", required=True, metavar="ENGINE[:VARIANT]=PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=2, help="measurements in each process; their median counts")
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512, 64])
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=ops.threads())
-    parser.add_argument("--variants", nargs="+", choices=("repacked", "mapped"), default=["repacked", "mapped"])
     parser.add_argument("--prefix", type=shlex.split, default=[], help="words before each command, as 'taskset -c 0,1'")
-    parser.add_argument("--runs", type=Path, help="keep every round here, and count those of earlier calls, too")
     parser.add_argument("--note", default="", help="for the CSV: what else the machine did")
+    parser.add_argument("--runs", type=Path, help="keep every round here, and count those of earlier calls, too")
     parser.add_argument("--no-csv", action="store_true", help="print only")
     return parser.parse_args()
 
@@ -158,16 +207,14 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, append."""
     options = arguments()
-    python = environment(options.environment)
     rounds = [json.loads(line) for line in options.runs.open()] if options.runs and options.runs.exists() else []
-    for rates in measure(options, python):
-        rounds.append(rates)
+    for found in measure(options):
+        rounds.append(found)
         if options.runs is not None:
             with options.runs.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(rates) + "\n")
+                file.write(json.dumps(found) + "\n")
     table = list(rows(options, rounds))
-    for row in table:
-        print("  ".join(map(str, row[3:])))
+    show(table)
     if not options.no_csv:
         append(results(), table)
 
