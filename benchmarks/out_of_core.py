@@ -90,16 +90,18 @@ def run(command: list[str], options: argparse.Namespace, group: Group) -> Run:
     """One process in the group; what it prints, its peak memory and the disk's rate around it."""
     forget(options.model)
     disk = [sequential(options.model)]
-    with tempfile.TemporaryDirectory() as folder:  # nothing learned from earlier runs
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as errors:  # nothing learned before
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=group.enter,
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=group.enter,
             env=os.environ | {"XDG_CACHE_HOME": folder},
         )  # fmt: skip
         assert process.stdout is not None
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
+        errors.seek(0)
+        said = errors.read()[-2000:].decode(errors="replace")
     if status:
-        sys.exit(f"{command} ended with status {status}; {group.kills} were killed for memory")
+        sys.exit(f"{said}\n{command} ended with status {status}; {group.kills} were killed for memory")
     disk.append(sequential(options.model))
     result: Run = json.loads(output.strip().splitlines()[-1])
     return result | {"peak_bytes": usage.ru_maxrss << 10, "disk": statistics.mean(disk)}
