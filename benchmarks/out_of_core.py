@@ -136,15 +136,15 @@ def measure(options: argparse.Namespace) -> Rounds:
     """Rounds of each engine, in turn."""
     prompt = ["--prompt-tokens", str(options.prompt_tokens)]
     mine = [sys.executable, __file__, str(options.model), "--child", "--ram", str(options.ram), *prompt]
-    commands = {"colibri": [*mine, "--threads", str(options.threads), "--tokens", str(options.tokens)]}
+    commands = [("colibri", [*mine, "--threads", str(options.threads), "--tokens", str(options.tokens)])]
     for variant in options.peer:
         stream = ["--stream", str(options.peer_tokens or options.tokens)]
-        commands[str(variant)] = [*variant.command(options.model, options.threads), *prompt, *stream]
+        commands.append((str(variant), [*variant.command(options.model, options.threads), *prompt, *stream]))
     rounds: Rounds = {}
     print(f"colibri plan expects {expected(options):.2f} tokens/s", flush=True)
     with limited(int(options.ram * (1 << 30))) as group:
         for _ in range(options.rounds):
-            for engine, command in commands.items():
+            for engine, command in commands:
                 found = run(command, options, group)
                 key = (engine, found.get("version", ""), found.get("isa", ""))
                 rounds.setdefault(key, []).append(summary(found))
