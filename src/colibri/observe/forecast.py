@@ -48,7 +48,10 @@ def forecast(plan: Plan, weight_bytes: float, memory_rate: float, disk: Disk, hi
 
 
 def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
-    """Bring in experts of one layer, drawn at random, around the page cache where the filesystem allows."""
+    """Bring in experts of one layer, drawn at random, around the page cache where the filesystem allows.
+
+    Each thread brings in one at least, however late it gets to run.
+    """
     layer = store.moe_layers()[0]
     memory = ops.Memory(MEASURE_THREADS * store.slot_bytes(layer))
     reader = ExpertReader(largest_stripe(store))
@@ -58,11 +61,13 @@ def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
     def read(number: int) -> None:
         slot = Slot(store.layouts[layer], memory, number)
         chance = random.Random(number)  # the pattern, not the secrecy, matters
-        while time.monotonic() < deadline:
+        while True:
             expert = store.base(layer, chance.randrange(store.count(layer)))
             for tensor, info in zip(slot.tensors, expert.parts, strict=True):
                 for first, count in reader.pieces(info):
                     reader.load_piece(tensor, info, first, count)
+            if time.monotonic() >= deadline:
+                return
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(MEASURE_THREADS)]
     start, processor = time.monotonic(), time.process_time()
@@ -73,5 +78,4 @@ def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
         thread.join()
     took, processor = time.monotonic() - start, time.process_time() - processor
     reader.close()
-    total = max(1, reader.nbytes)
-    return Disk(total / took, processor / total)
+    return Disk(reader.nbytes / took, processor / reader.nbytes)
