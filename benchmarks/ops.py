@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
@@ -54,13 +55,14 @@ def router(tokens: int, experts: int, chosen: int, score: str) -> Callable[[], o
     return lambda: ops.router(ids, weights, logits, score, True)
 
 
-def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, threads: int) -> float:
-    """Seconds of attention of the last `tokens` of a context."""
+def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, threads: int, width: int) -> float:
+    """Seconds of attention of the last `tokens` of a context; width: bytes of a key in the cache."""
     ops.set_threads(threads)
     blocks = -(-context // ops.KV_BLOCK)
-    keys = ops.tensor("F16", (blocks, kv_heads, dim, ops.KV_BLOCK))
-    values = ops.tensor("F16", (blocks, kv_heads, ops.KV_BLOCK, dim))
-    keys.numpy()[...] = values.numpy()[...] = 0.1
+    kind, width = ("F16", dim) if width == 2 * dim else ("U8", width)
+    keys = ops.tensor(kind, (blocks, kv_heads, width, ops.KV_BLOCK))
+    values = ops.tensor(kind, (blocks, kv_heads, ops.KV_BLOCK, width))
+    keys.numpy()[...] = values.numpy()[...] = 1
     q, out = ops.tensor("F32", (tokens, heads * dim)), ops.tensor("F32", (tokens, heads * dim))
     q.numpy()[...] = np.random.default_rng(0).standard_normal(q.shape)
     positions = np.arange(context - tokens, context, dtype=np.int32)
@@ -84,14 +86,15 @@ def main() -> None:
             microseconds = best_ns(router(64, 128, 8, score), repeat=100) / 1e3
             print(f"router, 64 tokens, 8 of 128 experts, {score}, {threads} threads: {microseconds:6.1f} us")
     for name, heads, kv_heads, dim in [("qwen3moe", 32, 4, 128), ("olmoe", 16, 16, 128), ("gpt-oss", 64, 8, 64)]:
-        for tokens, context in [(512, 512), (1, 512), (1, 8192)]:
-            for threads in {1, min(2, ops.cpus())}:
-                seconds = attention(heads, kv_heads, dim, tokens, context, threads)
-                products = 2 * heads * dim * sum(range(context - tokens + 1, context + 1))
-                cache = 4 * context * kv_heads * dim
-                where = f"{name:9} {tokens:4} tokens at {context:5}, {threads} threads"
-                rates = f"{products / seconds / 1e9:6.1f} G products/s, cache {cache / seconds / 1e9:5.1f} GB/s"
-                print(f"{where}: {seconds * 1e6:9.0f} us {rates}")
+        cases = product([(512, 512), (1, 512), (1, 8192)], sorted({1, min(2, ops.cpus())}), ("f16", "q8_0"))
+        for (tokens, context), threads, kind in cases:
+            width = 2 * dim if kind == "f16" else dim + dim // 16
+            seconds = attention(heads, kv_heads, dim, tokens, context, threads, width)
+            products = 2 * heads * dim * sum(range(context - tokens + 1, context + 1))
+            cache = 2 * context * kv_heads * width
+            where = f"{name:9} {tokens:4} tokens at {context:5}, {kind:4}, {threads} threads"
+            rates = f"{products / seconds / 1e9:6.1f} G products/s, cache {cache / seconds / 1e9:5.1f} GB/s"
+            print(f"{where}: {seconds * 1e6:9.0f} us {rates}")
 
 
 if __name__ == "__main__":

@@ -55,16 +55,26 @@ typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int la
 #define ROUTER_SCRATCH(experts) (2 * (((size_t)(experts) + 15) / 16 * 16))
 struct routing { int experts, k, score; bool renormalize; float scale; const float *bias; };
 
+/* What a cache holds: half floats, or int8 with a scale (a half float) for each 32 dimensions of a head. A block is
+ * ATTENTION_SPLIT tokens of one kv head: keys (ATTENTION_SPLIT / 16, key_dim, 16), values (ATTENTION_SPLIT, value_dim).
+ * Behind those of Q8_0 come their scales (ATTENTION_SPLIT / 16, kv_scales, 16) and (ATTENTION_SPLIT, kv_scales). */
+enum kv_type { KV_F16, KV_Q8_0, KV_COUNT };
+static inline int kv_scales(int dim) { return (dim + 31) / 32; }
+static inline size_t kv_block_bytes(int type, int dim) {
+    return (size_t)ATTENTION_SPLIT * (size_t)(type == KV_F16 ? 2 * dim : dim + 2 * kv_scales(dim));
+}
+
 /* Up to ATTENTION_ROWS query rows against the keys and values of one kv head in one block of the cache.
- * keys (ATTENTION_SPLIT / 16, key_dim, 16), values (ATTENTION_SPLIT, value_dim); row i sees keys first[i] <= key < last[i].
+ * Row i sees keys first[i] <= key < last[i].
  * Writes, for each row, the largest score, the sum of exp(score - max) and that of exp(score - max) * value. */
 enum { ATTENTION_ROWS = 8 };
+#define ATTENTION_SCRATCH(dim) ((size_t)ATTENTION_SPLIT * (size_t)(ATTENTION_ROWS + kv_scales(dim))) /* dim: the larger */
 struct attention_part {
-    const uint16_t *keys, *values;
+    const void *keys, *values;
     int key_dim, value_dim, rows;
     const float *q;              /* packed (key_dim, ATTENTION_ROWS), scaled */
     const int *first, *last;     /* (rows) */
-    const uint16_t *next_keys;   /* of the block that comes next, to be fetched ahead; NULL: all is in the cache already */
+    const void *next_keys;       /* of the block that comes next, to be fetched ahead; NULL: all is in the cache already */
     float *out;                  /* (rows, out_stride), out_stride = value_dim rounded up to 16 */
     float *max, *sum;            /* (rows) */
 };
@@ -96,10 +106,10 @@ struct kernels {
      * false: a logit or a biased score is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
-    void (*kv_append)(uint16_t *keys, uint16_t *values, const float *k, const float *v, int slot, int key_dim,
-                      int value_dim);
+    void (*kv_append[KV_COUNT])(void *keys, void *values, const float *k, const float *v, int slot, int key_dim,
+                                int value_dim);
     void (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale);
-    void (*attention_part)(const struct attention_part *part, float *scratch);
+    void (*attention_part[KV_COUNT])(const struct attention_part *part, float *scratch); /* ATTENTION_SCRATCH floats */
     void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,
                             int dim);
     void (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);

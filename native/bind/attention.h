@@ -85,18 +85,24 @@ void rope(Tensor &x, const Batch &batch, const Tensor &cosine, const Tensor &sin
     region_rope(x.f32(), int(width / head_dim), head_dim, cosine.f32(), sine.f32(), int(rotary), &view);
 }
 
+/* The dimensions of a head whose numbers and scales take so many bytes a token, in Q8_0. */
+int64_t dimensions_in(int64_t width) { return width - 2 * ((width + 33) / 34); }
+
 /* Checks a pair of caches against each other and the batch. */
 struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &batch) {
+    const int type = keys.type == T_U8 ? KV_Q8_0 : KV_F16, number = type == KV_Q8_0 ? int(T_U8) : int(T_F16);
     const int64_t key_shape[] = {-1, -1, -1, KV_BLOCK};
-    expect(keys, "keys", T_F16, key_shape);
+    expect(keys, "keys", number, key_shape);
     const int64_t value_shape[] = {keys.shape[0], keys.shape[1], KV_BLOCK, -1};
-    expect(values, "values", T_F16, value_shape);
-    if (keys.shape[2] % 8 || values.shape[3] % 8 || !keys.shape[1] || !keys.shape[2] || !values.shape[3])
+    expect(values, "values", number, value_shape);
+    const int64_t key_dim = type == KV_Q8_0 ? dimensions_in(keys.shape[2]) : keys.shape[2];
+    const int64_t value_dim = type == KV_Q8_0 ? dimensions_in(values.shape[3]) : values.shape[3];
+    if (key_dim % 8 || value_dim % 8 || key_dim <= 0 || value_dim <= 0 || !keys.shape[1])
         wrong("keys, values", describe(keys) + ", " + describe(values), "head dimensions that are multiples of 8");
     if (batch.last_block >= keys.shape[0])
         wrong("batch", "block " + std::to_string(batch.last_block),
               "below " + std::to_string(keys.shape[0]) + ", the blocks of the cache");
-    return {keys.f16(), values.f16(), int(keys.shape[1]), int(keys.shape[2]), int(values.shape[3])};
+    return {keys.data, values.data, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
 }
 
 void kv_append(Tensor &keys, Tensor &values, const Tensor &k, const Tensor &v, const Batch &batch) {

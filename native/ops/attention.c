@@ -3,6 +3,7 @@
  * is added across lanes but the sixteen partial sums of a softmax. Every row has its own sums, in key order: how many
  * rows share a pass over keys and values changes no bit. */
 #include "kernels.h"
+#include "vec/int8.h"
 #include "vec/math.h"
 #include "vec/vec.h"
 
@@ -10,21 +11,46 @@ enum { MOST = VEC_ACCUMULATORS, ROWS_AT_ONCE = MOST < ATTENTION_ROWS ? MOST : AT
 #define WIDEST(rows) (MOST / (rows) >= 8 ? 8 : MOST / (rows) >= 4 ? 4 : MOST / (rows) >= 2 ? 2 : 1)
 #define UNROLL _Pragma("GCC unroll 16")
 
-static void kv_append(uint16_t *keys, uint16_t *values, const float *k, const float *v, int slot, int key_dim,
-                      int value_dim) {
-    uint16_t half[16];
-    keys += (size_t)(slot / 16) * (size_t)key_dim * 16 + slot % 16;
+static void append_f16(void *to_keys, void *to_values, const float *k, const float *v, int slot, int key_dim,
+                       int value_dim) {
+    uint16_t half[16], *values = (uint16_t *)to_values + (size_t)slot * (size_t)value_dim;
+    uint16_t *keys = (uint16_t *)to_keys + (size_t)(slot / 16) * (size_t)key_dim * 16 + slot % 16;
     for (int d = 0; d < key_dim; d += 16) {
         const int n = key_dim - d < 16 ? key_dim - d : 16;
         vf_to_f16(half, vf_load_first(k + d, n));
         for (int i = 0; i < n; i++) keys[(d + i) * 16] = half[i];
     }
-    values += (size_t)slot * (size_t)value_dim;
     for (int d = 0; d < value_dim; d += 16) {
         const int n = value_dim - d < 16 ? value_dim - d : 16;
         vf_to_f16(half, vf_load_first(v + d, n));
         memcpy(values + d, half, (size_t)n * 2);
     }
+}
+
+/* One vector; its numbers, and its scales, lie `step` apart. */
+static void append_int8(int8_t *out, uint16_t *scales, int step, const float *x, int dim) {
+    for (int d = 0; d < dim; d += 32, scales += step) {
+        const int n = dim - d < 32 ? dim - d : 32;
+        float block[32] = {0};
+        int8_t q[32];
+        uint16_t half[16];
+        vf inverse;
+        memcpy(block, x + d, (size_t)n * sizeof *x);
+        vf_to_f16(half, vf_set1(block_scale(block, 32, &inverse)));
+        *scales = half[0];
+        quantize_16(q, block, inverse);
+        quantize_16(q + 16, block + 16, inverse);
+        for (int i = 0; i < n; i++) out[(d + i) * step] = q[i];
+    }
+}
+
+static void append_q8_0(void *keys, void *values, const float *k, const float *v, int slot, int key_dim,
+                        int value_dim) {
+    int8_t *key = keys, *value = values;
+    uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim) + slot / 16 * kv_scales(key_dim) * 16;
+    uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim) + slot * kv_scales(value_dim);
+    append_int8(key + slot / 16 * key_dim * 16 + slot % 16, key_scales + slot % 16, 16, k, key_dim);
+    append_int8(value + slot * value_dim, value_scales, 1, v, value_dim);
 }
 
 static void pack(float *packed, const float *const *q, int rows, int key_dim, float scale) {
@@ -34,17 +60,33 @@ static void pack(float *packed, const float *const *q, int rows, int key_dim, fl
     }
 }
 
-/* Memory that is wanted soon: one line of 64 bytes a step. With step 0 the line is one that is there already. */
-struct ahead { const char *line; int step; };
+/* ---- 16 numbers of a cache, whose type is a constant wherever these are inlined ---- */
 
-VEC struct ahead fetch_ahead(const struct attention_part *part, const void *wanted, size_t offset) {
-    if (!part->next_keys) return (struct ahead){(const char *)part->q, 0};
-    return (struct ahead){(const char *)wanted + offset, 64};
+VEC int number_bytes(const int type) { return type == KV_F16 ? 2 : 1; }
+
+VEC const void *number_at(const int type, const void *p, size_t i) { return (const char *)p + i * (size_t)number_bytes(type); }
+
+VEC vf numbers(const int type, const void *p, int i) {
+    const void *at = number_at(type, p, (size_t)i);
+    return type == KV_F16 ? vf_from_f16(at) : vf_from_vi(vi_from_i8(at));
 }
 
-/* As many lines as the `vectors` of 16-bit floats that a step reads. */
-VEC void fetch(struct ahead *ahead, const int vectors) {
-    UNROLL for (int i = 0; i < vectors; i += 2) {
+/* The scales of a block of Q8_0 as floats. */
+static void widen_scales(float *out, const void *block, int dim) {
+    const uint16_t *in = number_at(KV_Q8_0, block, (size_t)ATTENTION_SPLIT * (size_t)dim);
+    for (int i = 0; i < ATTENTION_SPLIT * kv_scales(dim); i += 16) vf_store(out + i, vf_from_f16(in + i));
+}
+
+/* Memory that is wanted soon, as much a step as is read. With step 0 it is memory that is there already. */
+struct ahead { const char *line; int step; };
+
+VEC struct ahead fetch_ahead(const struct attention_part *part, const void *wanted, const int bytes) {
+    if (!part->next_keys) return (struct ahead){(const char *)part->q, 0};
+    return (struct ahead){wanted, bytes < 64 ? bytes : 64};
+}
+
+VEC void fetch(struct ahead *ahead, const int bytes) {
+    UNROLL for (int i = 0; i < bytes; i += 64) {
         __builtin_prefetch(ahead->line, 0, 2);
         ahead->line += ahead->step;
     }
@@ -53,44 +95,45 @@ VEC void fetch(struct ahead *ahead, const int vectors) {
 /* ---- scores: sum over d of q[row][d] * key[d]; the values are fetched meanwhile ---- */
 
 /* `rows` rows against `groups` groups of 16 keys; both are constants where it is inlined, at most MOST sums in all. */
-VEC void score_tile(float *scores, const float *q, const uint16_t *keys, int key_dim, struct ahead ahead,
-                    const int rows, const int groups) {
+VEC void score_tile(float *scores, const struct attention_part *part, const float *q, const float *scales, int group,
+                    const int type, const int rows, const int groups) {
+    const int dim = part->key_dim, parts = kv_scales(dim), bytes = groups * 16 * number_bytes(type);
+    const size_t at = (size_t)group * (size_t)dim * 16;
+    const void *keys = number_at(type, part->keys, at);
+    struct ahead ahead = fetch_ahead(part, number_at(type, part->values, at), bytes);
     vf sum[MOST], k[MOST];
     UNROLL for (int i = 0; i < rows * groups; i++) sum[i] = vf_zero();
-    for (int d = 0; d < key_dim; d++) {
-        fetch(&ahead, groups);
-        UNROLL for (int g = 0; g < groups; g++) k[g] = vf_from_f16(keys + (g * key_dim + d) * 16);
+    for (int d = 0; d < dim; d++) {
+        fetch(&ahead, bytes);
+        UNROLL for (int g = 0; g < groups; g++) {
+            k[g] = numbers(type, keys, (g * dim + d) * 16);
+            if (type == KV_Q8_0) k[g] = vf_mul(k[g], vf_load(scales + ((group + g) * parts + d / 32) * 16));
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             const vf x = vf_set1(q[d * ATTENTION_ROWS + r]);
             UNROLL for (int g = 0; g < groups; g++) sum[r * groups + g] = vf_fma(x, k[g], sum[r * groups + g]);
         }
     }
+    scores += 16 * group;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int g = 0; g < groups; g++) vf_store(scores + r * ATTENTION_SPLIT + 16 * g, sum[r * groups + g]);
 }
 
-VEC void score_groups(float *scores, const struct attention_part *part, const float *q, int group, const int rows,
-                      const int groups) {
-    const size_t at = (size_t)group * (size_t)part->key_dim * 16;
-    score_tile(scores + 16 * group, q, part->keys + at, part->key_dim, fetch_ahead(part, part->values, 2 * at), rows,
-               groups);
-}
-
-VEC void score_rows(float *scores, const struct attention_part *part, const float *q, int first, int last,
-                    const int rows) {
+VEC void score_rows(float *scores, const struct attention_part *part, const float *q, const float *scales, int first,
+                    int last, const int type, const int rows) {
     const int wide = WIDEST(rows);
     int g = first;
-    for (; g + wide <= last; g += wide) score_groups(scores, part, q, g, rows, wide);
-    for (; g < last; g++) score_groups(scores, part, q, g, rows, 1);
+    for (; g + wide <= last; g += wide) score_tile(scores, part, q, scales, g, type, rows, wide);
+    for (; g < last; g++) score_tile(scores, part, q, scales, g, type, rows, 1);
 }
 
 /* Groups first..last of all rows. */
-static void score(float *scores, const struct attention_part *part, int first, int last) {
+VEC void score(float *scores, const struct attention_part *part, const float *scales, int first, int last, const int type) {
     for (int r = 0; r < part->rows; r += ROWS_AT_ONCE) {
         float *s = scores + r * ATTENTION_SPLIT;
         const float *q = part->q + r;
         switch (part->rows - r) {
-#define CASE(n) case n: score_rows(s, part, q, first, last, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
+#define CASE(n) case n: score_rows(s, part, q, scales, first, last, type, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
         }
@@ -126,54 +169,55 @@ static void exponentials(float *scores, int from, int to, int first, int last, f
 
 /* ---- values: sum over keys of weight[row][key] * value[key]; the next keys are fetched meanwhile ---- */
 
-VEC void value_tile(float *out, int stride, const float *weights, const uint16_t *values, int dim, int first, int last,
-                    struct ahead ahead, const int rows, const int groups) {
+VEC void value_tile(const struct attention_part *part, const float *weights, const float *scales, float *out, int d,
+                    int first, int last, const int type, const int rows, const int groups) {
+    const int dim = part->value_dim, stride = (dim + 15) / 16 * 16, parts = kv_scales(dim);
+    const int bytes = groups * 16 * number_bytes(type);
+    struct ahead ahead = fetch_ahead(part, number_at(type, part->next_keys, (size_t)d * ATTENTION_SPLIT), bytes);
     vf sum[MOST], v[MOST];
     UNROLL for (int i = 0; i < rows * groups; i++) sum[i] = vf_zero();
     for (int key = first; key < last; key++) {
-        fetch(&ahead, groups);
-        UNROLL for (int g = 0; g < groups; g++) v[g] = vf_from_f16(values + key * dim + 16 * g);
+        fetch(&ahead, bytes);
+        UNROLL for (int g = 0; g < groups; g++) {
+            v[g] = numbers(type, part->values, key * dim + d + 16 * g);
+            if (type == KV_Q8_0) v[g] = vf_mul(v[g], vf_set1(scales[key * parts + (d + 16 * g) / 32]));
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             const vf w = vf_set1(weights[r * ATTENTION_SPLIT + key]);
             UNROLL for (int g = 0; g < groups; g++) sum[r * groups + g] = vf_fma(w, v[g], sum[r * groups + g]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int g = 0; g < groups; g++) vf_store(out + r * stride + 16 * g, sum[r * groups + g]);
-}
-
-VEC void value_groups(const struct attention_part *part, const float *weights, float *out, int d, int first, int last,
-                      const int rows, const int groups) {
-    const struct ahead ahead = fetch_ahead(part, part->next_keys, (size_t)d * ATTENTION_SPLIT * 2);
-    value_tile(out + d, (part->value_dim + 15) / 16 * 16, weights, part->values + d, part->value_dim, first, last,
-               ahead, rows, groups);
+        UNROLL for (int g = 0; g < groups; g++) vf_store(out + r * stride + d + 16 * g, sum[r * groups + g]);
 }
 
 /* A row of values that does not end at a multiple of 16 is read up to 30 bytes into what follows; those lanes are not
  * used. */
-VEC void value_rows(const struct attention_part *part, const float *weights, float *out, int first, int last,
-                    const int rows) {
+VEC void value_rows(const struct attention_part *part, const float *weights, const float *scales, float *out, int first,
+                    int last, const int type, const int rows) {
     const int wide = WIDEST(rows), dim = (part->value_dim + 15) / 16 * 16;
     int d = 0;
-    for (; d + 16 * wide <= dim; d += 16 * wide) value_groups(part, weights, out, d, first, last, rows, wide);
-    for (; d < dim; d += 16) value_groups(part, weights, out, d, first, last, rows, 1);
+    for (; d + 16 * wide <= dim; d += 16 * wide)
+        value_tile(part, weights, scales, out, d, first, last, type, rows, wide);
+    for (; d < dim; d += 16) value_tile(part, weights, scales, out, d, first, last, type, rows, 1);
 }
 
-static void weigh(const struct attention_part *part, const float *weights, int first, int last) {
+VEC void weigh(const struct attention_part *part, const float *weights, const float *scales, int first, int last,
+               const int type) {
     const int stride = (part->value_dim + 15) / 16 * 16;
     for (int r = 0; r < part->rows; r += ROWS_AT_ONCE) {
         float *out = part->out + r * stride;
         const float *w = weights + r * ATTENTION_SPLIT;
         switch (part->rows - r) {
-#define CASE(n) case n: value_rows(part, w, out, first, last, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
+#define CASE(n) case n: value_rows(part, w, scales, out, first, last, type, n < ROWS_AT_ONCE ? n : ROWS_AT_ONCE); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
         }
     }
 }
 
-/* scratch: ATTENTION_ROWS * ATTENTION_SPLIT floats */
-static void attention_part(const struct attention_part *part, float *scratch) {
+VEC void attend(const struct attention_part *part, float *scratch, const int type) {
+    float *scales = scratch + ATTENTION_ROWS * ATTENTION_SPLIT;
     int first = ATTENTION_SPLIT, last = 0;
     for (int r = 0; r < part->rows; r++) {
         if (part->first[r] >= part->last[r]) continue;
@@ -181,12 +225,16 @@ static void attention_part(const struct attention_part *part, float *scratch) {
         if (part->last[r] > last) last = part->last[r];
     }
     const int from = first / 16, to = (last + 15) / 16;
-    score(scratch, part, from, to);
+    if (type == KV_Q8_0) widen_scales(scales, part->keys, part->key_dim);
+    score(scratch, part, scales, from, to, type);
     for (int r = 0; r < part->rows; r++)
         exponentials(scratch + r * ATTENTION_SPLIT, 16 * from, 16 * to, part->first[r], part->last[r], part->max + r,
                      part->sum + r);
-    weigh(part, scratch, first, last);
+    if (type == KV_Q8_0) widen_scales(scales, part->values, part->value_dim);
+    weigh(part, scratch, scales, first, last, type);
 }
+static void attend_f16(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_F16); }
+static void attend_q8_0(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_Q8_0); }
 
 /* ---- blocks together ---- */
 
@@ -226,9 +274,11 @@ static void finish(float *out, const float *acc, float max, float sum, const flo
 }
 
 void COLIBRI_FN(fill_attention)(struct kernels *k) {
-    k->kv_append = kv_append;
+    k->kv_append[KV_F16] = append_f16;
+    k->kv_append[KV_Q8_0] = append_q8_0;
     k->attention_pack = pack;
-    k->attention_part = attention_part;
+    k->attention_part[KV_F16] = attend_f16;
+    k->attention_part[KV_Q8_0] = attend_q8_0;
     k->attention_merge = merge;
     k->attention_finish = finish;
 }

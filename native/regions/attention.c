@@ -36,19 +36,21 @@ struct workspace {
 };
 
 static size_t workspace_floats(const struct job *job) {
-    const size_t rows = (size_t)job->cache->key_dim + (size_t)job->stride + 2;
-    return (STRIP * rows + ATTENTION_ROWS * ((size_t)job->stride + 2 + ATTENTION_SPLIT) + 15) / 16 * 16;
+    const struct cache *c = job->cache;
+    const size_t rows = (size_t)c->key_dim + (size_t)job->stride + 2;
+    const size_t scores = ATTENTION_SCRATCH(c->key_dim > c->value_dim ? c->key_dim : c->value_dim);
+    return (STRIP * rows + ATTENTION_ROWS * ((size_t)job->stride + 2) + scores + 15) / 16 * 16;
 }
 
 static struct workspace workspace_of(const struct job *job, int thread) {
     struct workspace w = {.packed = job->thread_scratch + (size_t)thread * job->thread_floats, .packed_task = -1};
     w.acc = w.packed + STRIP * job->cache->key_dim;
     w.part = w.acc + STRIP * job->stride;
-    w.scores = w.part + ATTENTION_ROWS * job->stride;
-    w.max = w.scores + ATTENTION_ROWS * ATTENTION_SPLIT;
+    w.max = w.part + ATTENTION_ROWS * job->stride;
     w.sum = w.max + STRIP;
     w.part_max = w.sum + STRIP;
     w.part_sum = w.part_max + ATTENTION_ROWS;
+    w.scores = w.part_sum + ATTENTION_ROWS;
     return w;
 }
 
@@ -106,16 +108,25 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     w->packed_task = task;
 }
 
-static int64_t where(const struct job *job, int task, int block) {
+/* Which of all (block, kv head) of the cache. */
+static size_t where(const struct job *job, int task, int block) {
     const int32_t *table = job->batch->table[job->batch->sequence[strip_of(job, task)->token]];
-    return ((int64_t)table[block] * job->cache->kv_heads + head_of(job, task)) * ATTENTION_SPLIT;
+    return (size_t)table[block] * (size_t)job->cache->kv_heads + (size_t)head_of(job, task);
+}
+
+static const uint8_t *keys_of(const struct job *job, int task, int block) {
+    return job->cache->keys + where(job, task, block) * kv_block_bytes(job->cache->type, job->cache->key_dim);
+}
+
+static const uint8_t *values_of(const struct job *job, int task, int block) {
+    return job->cache->values + where(job, task, block) * kv_block_bytes(job->cache->type, job->cache->value_dim);
 }
 
 /* Keys of the block that is likely to come next. */
-static const uint16_t *keys_after(const struct job *job, int task, int block) {
+static const uint8_t *keys_after(const struct job *job, int task, int block) {
     const struct strip *s = strip_of(job, task);
     const int next = block + 1 < s->first_block + s->blocks ? block + 1 : block;
-    return job->cache->keys + where(job, task, next) * job->cache->key_dim;
+    return keys_of(job, task, next);
 }
 
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
@@ -124,7 +135,6 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
     const struct strip *s = strip_of(job, task);
     const struct cache *c = job->cache;
     const int start = job->batch->position[s->token], base = block * ATTENTION_SPLIT;
-    const int64_t at = where(job, task, block);
     int first[ATTENTION_ROWS], last[ATTENTION_ROWS];
     const int rows = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
     for (int i = 0; i < rows; i++) {
@@ -135,9 +145,9 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
         if (last[i] > ATTENTION_SPLIT) last[i] = ATTENTION_SPLIT;
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
-    const uint16_t *next = r ? NULL : keys_after(job, task, block); /* the first rows of a strip fetch for all */
-    const struct attention_part part = {c->keys + at * c->key_dim,
-                                        c->values + at * c->value_dim,
+    const uint8_t *next = r ? NULL : keys_after(job, task, block); /* the first rows of a strip fetch for all */
+    const struct attention_part part = {keys_of(job, task, block),
+                                        values_of(job, task, block),
                                         c->key_dim,
                                         c->value_dim,
                                         rows,
@@ -148,7 +158,7 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
                                         out,
                                         max,
                                         sum};
-    kernels->attention_part(&part, w->scores);
+    kernels->attention_part[c->type](&part, w->scores);
 }
 
 static void start_merging(const struct strip *s, struct workspace *w) {

@@ -38,8 +38,8 @@ struct batch {
     const int32_t *group_first;
 };
 
-/* Caches: keys (blocks, kv_heads, key_dim, KV_BLOCK) and values (blocks, kv_heads, KV_BLOCK, value_dim), half floats. */
-struct cache { uint16_t *keys, *values; int kv_heads, key_dim, value_dim; };
+/* Caches: keys and values (blocks, kv_heads, kv_block_bytes) of a kv_type, see kernels.h. */
+struct cache { uint8_t *keys, *values; int type, kv_heads, key_dim, value_dim; };
 
 int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
                      float scale, int window, const float *sinks);

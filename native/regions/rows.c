@@ -143,15 +143,17 @@ static void append_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct append_job *job = context;
     const struct cache *c = job->cache;
+    const size_t key_bytes = kv_block_bytes(c->type, c->key_dim), value_bytes = kv_block_bytes(c->type, c->value_dim);
     for (int64_t i = first; i < last; i++) {
         const int position = job->batch->position[i];
         const int64_t block = job->batch->table[job->batch->sequence[i]][position / ATTENTION_SPLIT];
-        for (int64_t head = 0; head < c->kv_heads; head++)
-            kernels->kv_append(c->keys + (block * c->kv_heads + head) * ATTENTION_SPLIT * c->key_dim,
-                               c->values + (block * c->kv_heads + head) * ATTENTION_SPLIT * c->value_dim,
-                               job->k + (i * c->kv_heads + head) * c->key_dim,
-                               job->v + (i * c->kv_heads + head) * c->value_dim,
-                               position % ATTENTION_SPLIT, c->key_dim, c->value_dim);
+        for (int64_t head = 0; head < c->kv_heads; head++) {
+            const size_t at = (size_t)(block * c->kv_heads + head);
+            kernels->kv_append[c->type](c->keys + at * key_bytes, c->values + at * value_bytes,
+                                        job->k + (i * c->kv_heads + head) * c->key_dim,
+                                        job->v + (i * c->kv_heads + head) * c->value_dim,
+                                        position % ATTENTION_SPLIT, c->key_dim, c->value_dim);
+        }
     }
 }
 

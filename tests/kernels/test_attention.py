@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
+from kernel_weights import plain
 from numpy.typing import NDArray
 
 from colibri import ops
+from colibri.config import KvType
 from colibri.ops import _native, reference
 
 F32 = NDArray[np.float32]
 
 
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    isa, threads = ops.isa(), ops.threads()
-    yield
-    _native.use_isa(isa)
-    ops.set_threads(threads)
-
-
-def to_tensor(array: NDArray[Any]) -> ops.Tensor:
-    kind = {"float32": "F32", "int32": "I32", "float16": "F16"}[array.dtype.name]
-    tensor = ops.tensor(kind, array.shape)
-    tensor.numpy()[...] = array
-    return tensor
-
-
 class Case:
     """Sequences with keys and values, and a paged cache with their blocks in mixed order."""
 
-    def __init__(self, lengths: Sequence[int], heads: int, kv_heads: int, key_dim: int, value_dim: int = 0) -> None:
+    def __init__(
+        self, lengths: Sequence[int], heads: int, kv_heads: int, key_dim: int, value_dim: int = 0, kind: KvType = "f16"
+    ) -> None:
+        self.kind = kind
         rng = np.random.default_rng(heads * 1000 + key_dim)
         self.heads, self.kv_heads, self.key_dim, self.value_dim = heads, kv_heads, key_dim, value_dim or key_dim
         self.lengths = lengths
@@ -43,33 +32,39 @@ class Case:
         counts = [-(-n // ops.KV_BLOCK) for n in lengths]
         order = rng.permutation(sum(counts)).astype(np.int32)
         self.tables = np.split(order, np.cumsum(counts)[:-1])
-        self.keys = ops.tensor("F16", (sum(counts), kv_heads, key_dim, ops.KV_BLOCK))
-        self.values = ops.tensor("F16", (sum(counts), kv_heads, ops.KV_BLOCK, self.value_dim))
-        self.keys.numpy()[...] = np.nan  # what is not written must not be read
-        self.values.numpy()[...] = np.nan
+        key_width, value_width = self.width(key_dim), self.width(self.value_dim)
+        number = "F16" if kind == "f16" else "U8"
+        self.keys = ops.tensor(number, (sum(counts), kv_heads, key_width, ops.KV_BLOCK))
+        self.values = ops.tensor(number, (sum(counts), kv_heads, ops.KV_BLOCK, value_width))
+        self.keys.numpy()[...] = np.nan if kind == "f16" else 255  # what is not written must not be read: NaN scales
+        self.values.numpy()[...] = np.nan if kind == "f16" else 255
         for s, n in enumerate(lengths):
             self.append(self.batch([(s, p) for p in range(n)]), [(s, p) for p in range(n)])
+
+    def width(self, dim: int) -> int:
+        """Numbers of a token, or bytes with those of the scales."""
+        return dim if self.kind == "f16" else dim + 2 * -(-dim // 32)
 
     def batch(self, rows: Sequence[tuple[int, int]]) -> ops.Batch:
         sequence, positions = np.array(rows, np.int32).T.copy()
         return ops.Batch(positions, sequence, list(self.tables))
 
     def append(self, batch: ops.Batch, rows: Sequence[tuple[int, int]]) -> None:
-        k = to_tensor(np.stack([self.k[s][p].reshape(-1) for s, p in rows]))
-        v = to_tensor(np.stack([self.v[s][p].reshape(-1) for s, p in rows]))
+        k = plain(np.stack([self.k[s][p].reshape(-1) for s, p in rows]))
+        v = plain(np.stack([self.v[s][p].reshape(-1) for s, p in rows]))
         ops.kv_append(self.keys, self.values, k, v, batch)
 
     def run(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
-        q = to_tensor(np.stack([self.q[s][p].reshape(-1) for s, p in rows]))
+        q = plain(np.stack([self.q[s][p].reshape(-1) for s, p in rows]))
         out = ops.tensor("F32", (len(rows), self.heads * self.value_dim))
         ops.attention(out, q, self.keys, self.values, self.batch(rows), self.scale, window,
-                      None if sinks is None else to_tensor(sinks))  # fmt: skip
+                      None if sinks is None else plain(sinks))  # fmt: skip
         return np.array(out.numpy())
 
     def expected(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
         out = [
             reference.attention(self.q[s][p : p + 1], self.k[s][: p + 1], self.v[s][: p + 1],
-                                np.array([p], np.int32), self.scale, window, sinks)
+                                np.array([p], np.int32), self.scale, window, sinks, self.kind)
             for s, p in rows
         ]  # fmt: skip
         return np.concatenate(out).reshape(len(rows), -1)
@@ -82,21 +77,26 @@ class Case:
         return [(s, p) for s, n in enumerate(self.lengths) for p in range(n)]
 
 
+KINDS: tuple[KvType, ...] = ("f16", "q8_0")
 SHAPES = [(1, 1, 8, 8), (6, 2, 24, 40), (5, 5, 64, 64), (8, 1, 80, 16), (14, 2, 128, 128), (9, 3, 192, 128)]
 
 
 @pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads", "key_dim", "value_dim"), SHAPES)
-def test_matches_the_specification(isa: str, heads: int, kv_heads: int, key_dim: int, value_dim: int) -> None:
-    case = Case([1, 37, 300], heads, kv_heads, key_dim, value_dim)
+def test_matches_the_specification(
+    isa: str, kind: KvType, heads: int, kv_heads: int, key_dim: int, value_dim: int
+) -> None:
+    case = Case([1, 37, 300], heads, kv_heads, key_dim, value_dim, kind)
     _native.use_isa(isa)
     rows = case.all_rows()
     np.testing.assert_allclose(case.run(rows), case.expected(rows), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("head_dim", [256, 576])
-def test_wide_heads(head_dim: int) -> None:
-    case = Case([270], 2, 1, head_dim)
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_heads(head_dim: int, kind: KvType) -> None:
+    case = Case([270], 2, 1, head_dim, kind=kind)
     rows = [(0, 0), (0, 255), (0, 256), (0, 269)]
     np.testing.assert_allclose(case.run(rows), case.expected(rows), rtol=2e-5, atol=2e-6)
 
@@ -126,6 +126,36 @@ def test_keys_and_values_are_stored_as_the_specification_says() -> None:
     assert (case.values.numpy()[written] == values[written]).all()
 
 
+def test_int8_is_stored_as_the_specification_says() -> None:
+    case = Case([300], 2, 2, 24, 40, "q8_0")
+    keys, values = case.keys.numpy().reshape(2, 2, -1), case.values.numpy().reshape(2, 2, -1)  # (blocks, heads, bytes)
+    numbers = keys[..., : 256 * 24].view(np.int8).reshape(2, 2, 16, 24, 16).swapaxes(3, 4).reshape(2, 2, 256, 1, 24)
+    scales = keys[..., 256 * 24 :].copy().view(np.float16).reshape(2, 2, 16, 1, 16).swapaxes(3, 4).reshape(2, 2, 256, 1)
+    stored = (numbers[..., 0, :] * scales.astype(np.float32))[case.tables[0]]  # (blocks, heads, tokens, dim)
+    expected = reference.stored(case.k[0], "q8_0").swapaxes(0, 1)  # (heads, tokens, dim)
+    assert (stored.swapaxes(0, 1).reshape(2, 512, 24)[:, :300] == expected).all()
+    numbers = values[..., : 256 * 40].view(np.int8).reshape(2, 2, 256, 40)
+    scales = values[..., 256 * 40 :].copy().view(np.float16).reshape(2, 2, 256, 2)
+    stored = (numbers * scales.astype(np.float32).repeat(32, 3)[..., :40])[case.tables[0]]
+    expected = reference.stored(case.v[0], "q8_0").swapaxes(0, 1)
+    assert (stored.swapaxes(0, 1).reshape(2, 512, 40)[:, :300] == expected).all()
+    assert np.abs(expected - case.v[0].swapaxes(0, 1)).max() < np.abs(case.v[0]).max() / 250
+
+
+def test_int8_of_zeros_and_of_what_is_not_finite() -> None:
+    case = Case([40], 2, 1, 48, kind="q8_0")
+    case.k[0][:] = case.v[0][:] = 0
+    rows = case.all_rows()
+    case.append(case.batch(rows), rows)
+    assert (case.run(rows) == 0).all()
+    case.v[0][20, 0, 40] = np.inf
+    case.append(case.batch(rows), rows)
+    out = case.run(rows).reshape(40, 2, 48)
+    assert (out[:20] == 0).all()
+    assert (out[..., :32] == 0).all()
+    assert np.isnan(out[20:, :, 32:]).all()
+
+
 def variants(case: Case, window: int, sinks: F32) -> Iterator[tuple[str, F32]]:
     """All rows in one step, then in steps of other sizes, orders and mixtures: always (rows in order) the same."""
     rows = case.all_rows()
@@ -146,11 +176,12 @@ def variants(case: Case, window: int, sinks: F32) -> Iterator[tuple[str, F32]]:
 
 
 @pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads", "key_dim", "value_dim"), [(6, 2, 40, 24), (16, 2, 64, 64)])
 def test_same_bits_for_every_batch_thread_count_and_instruction_set(
-    window: int, heads: int, kv_heads: int, key_dim: int, value_dim: int
+    window: int, kind: KvType, heads: int, kv_heads: int, key_dim: int, value_dim: int
 ) -> None:
-    case = Case([1, 530, 90], heads, kv_heads, key_dim, value_dim)
+    case = Case([1, 530, 90], heads, kv_heads, key_dim, value_dim, kind)
     sinks = np.linspace(-1, 1, heads, dtype=np.float32)
     first = case.run(case.all_rows(), window, sinks)
     for isa in ops.isas():

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,14 +16,6 @@ from colibri.config import MAX_THREADS
 from colibri.ops import _native
 
 REPORT = "from colibri import ops; print(ops.isa(), ops.threads())"
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    isa, threads = ops.isa(), ops.threads()
-    yield
-    _native.use_isa(isa)
-    ops.set_threads(threads)
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_weights import plain
 from numpy.typing import NDArray
 
 from colibri import ops
@@ -18,26 +17,12 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    isa, threads = ops.isa(), ops.threads()
-    yield
-    _native.use_isa(isa)
-    ops.set_threads(threads)
-
-
 def route(
     logits: F32, k: int, score: str, renormalize: bool, bias: F32 | None = None, scale: float = 1.0
 ) -> tuple[I32, F32]:
     ids, weights = ops.tensor("I32", (len(logits), k)), ops.tensor("F32", (len(logits), k))
-    assert ops.router(ids, weights, filled(logits), score, renormalize, None if bias is None else filled(bias), scale)
+    assert ops.router(ids, weights, plain(logits), score, renormalize, None if bias is None else plain(bias), scale)
     return np.array(ids.numpy()), np.array(weights.numpy())
-
-
-def filled(array: F32) -> ops.Tensor:
-    tensor = ops.tensor("F32", array.shape)
-    tensor.numpy()[...] = array
-    return tensor
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -100,7 +85,7 @@ def test_what_is_not_finite_is_reported(bad: float, score: str) -> None:
     logits = np.zeros((3, 24), np.float32)
     logits[2, 23] = bad
     ids, weights = ops.tensor("I32", (3, 2)), ops.tensor("F32", (3, 2))
-    assert not ops.router(ids, weights, filled(logits), score, True)
+    assert not ops.router(ids, weights, plain(logits), score, True)
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_weights import plain, same_everywhere
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import _native, reference
+from colibri.ops import reference
 
 SIZES = [1, 7, 16, 24, 63, 100, 2048]
 
 
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    isa, threads = ops.isa(), ops.threads()
-    yield
-    _native.use_isa(isa)
-    ops.set_threads(threads)
-
-
-def to_tensor(array: NDArray[Any]) -> ops.Tensor:
-    tensor = ops.tensor({"float32": "F32", "int32": "I32"}[array.dtype.name], array.shape)
-    tensor.numpy()[...] = array
-    return tensor
-
-
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def same_everywhere(run: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-    """The result of `run`, after checking that every instruction set and thread count gives its bits."""
-    results = []
-    for isa in ops.isas():
-        for threads in (1, 2, 3, 7):
-            _native.use_isa(isa)
-            ops.set_threads(threads)
-            results.append(run())
-    assert all(result.tobytes() == results[0].tobytes() for result in results)
-    return results[0]
 
 
 @pytest.mark.parametrize("dim", SIZES)
@@ -52,7 +26,7 @@ def test_norm(n: int, dim: int) -> None:
 
     def run() -> NDArray[Any]:
         out = ops.tensor("F32", (n, dim))
-        assert ops.norm(out, to_tensor(x), to_tensor(weight), 1e-5)
+        assert ops.norm(out, plain(x), plain(weight), 1e-5)
         return np.array(out.numpy())
 
     np.testing.assert_allclose(same_everywhere(run), reference.rms_norm(x, weight, 1e-5), rtol=2e-6, atol=1e-7)
@@ -65,7 +39,7 @@ def test_layer_norm(n: int, dim: int) -> None:
 
     def run() -> NDArray[Any]:
         out = ops.tensor("F32", (n, dim))
-        assert ops.norm(out, to_tensor(x), to_tensor(weight), 1e-5, to_tensor(bias))
+        assert ops.norm(out, plain(x), plain(weight), 1e-5, plain(bias))
         return np.array(out.numpy())
 
     expected = reference.layer_norm(x, weight, bias, 1e-5)
@@ -74,8 +48,8 @@ def test_layer_norm(n: int, dim: int) -> None:
 
 def test_norm_of_heads_and_in_place() -> None:
     x, weight = normal(3, 4 * 24), normal(24, seed=1)
-    heads = to_tensor(x).reshape(3, 4, 24)
-    assert ops.norm(heads, heads, to_tensor(weight), 1e-6)
+    heads = plain(x).reshape(3, 4, 24)
+    assert ops.norm(heads, heads, plain(weight), 1e-6)
     np.testing.assert_allclose(
         heads.numpy(), reference.rms_norm(x.reshape(3, 4, 24), weight, 1e-6), rtol=2e-6, atol=1e-7
     )
@@ -86,10 +60,10 @@ def test_norm_of_heads_and_in_place() -> None:
 def test_norm_reports_what_is_not_finite(bad: float, row: int) -> None:
     x = normal(20, 1500)
     x[row, 1499] = bad
-    for bias in (None, to_tensor(normal(1500))):
-        assert not ops.norm(ops.tensor("F32", x.shape), to_tensor(x), to_tensor(normal(1500)), 1e-6, bias)
-    assert not ops.finite(to_tensor(x))
-    assert ops.finite(to_tensor(normal(20, 1500)))
+    for bias in (None, plain(normal(1500))):
+        assert not ops.norm(ops.tensor("F32", x.shape), plain(x), plain(normal(1500)), 1e-6, bias)
+    assert not ops.finite(plain(x))
+    assert ops.finite(plain(normal(20, 1500)))
 
 
 @pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (24, 24), (64, 64), (80, 40), (128, 128), (100, 74)])
@@ -98,9 +72,9 @@ def test_rope(head_dim: int, rotary: int) -> None:
     x, cosine, sine = normal(5, heads * head_dim), normal(91, rotary // 2, seed=1), normal(91, rotary // 2, seed=2)
 
     def run() -> NDArray[Any]:
-        turned = to_tensor(x)
+        turned = plain(x)
         batch = ops.Batch(positions, np.zeros(5, np.int32), [np.zeros(1, np.int32)])
-        ops.rope(turned, batch, to_tensor(cosine), to_tensor(sine), head_dim)
+        ops.rope(turned, batch, plain(cosine), plain(sine), head_dim)
         return np.array(turned.numpy())
 
     expected = reference.rope(x.reshape(5, heads, head_dim), positions, cosine, sine).reshape(5, -1)
@@ -110,14 +84,14 @@ def test_rope(head_dim: int, rotary: int) -> None:
 def test_rope_beyond_the_table_is_refused() -> None:
     batch = ops.Batch(np.array([9], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
     with pytest.raises(ValueError, match="position 9, expected below 9"):
-        ops.rope(to_tensor(normal(1, 8)), batch, to_tensor(normal(9, 4)), to_tensor(normal(9, 4)), 8)
+        ops.rope(plain(normal(1, 8)), batch, plain(normal(9, 4)), plain(normal(9, 4)), 8)
 
 
 @pytest.mark.parametrize("dim", SIZES)
 def test_add(dim: int) -> None:
     x, y = normal(3, dim), normal(3, dim, seed=1)
-    out = to_tensor(x)
-    ops.add(out, to_tensor(y))
+    out = plain(x)
+    ops.add(out, plain(y))
     assert (out.numpy() == x + y).all()
 
 
@@ -126,8 +100,8 @@ def test_combine(dim: int) -> None:
     out, slots, weights = normal(9, dim), normal(9 * 3, dim, seed=1), normal(9, 3, seed=2)
 
     def run() -> NDArray[Any]:
-        total = to_tensor(out)
-        ops.combine(total, to_tensor(slots), to_tensor(weights))
+        total = plain(out)
+        ops.combine(total, plain(slots), plain(weights))
         return np.array(total.numpy())
 
     np.testing.assert_allclose(same_everywhere(run), reference.combine(out, slots, weights), rtol=1e-5, atol=1e-6)
@@ -136,7 +110,7 @@ def test_combine(dim: int) -> None:
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 1000, 151936])
 def test_argmax_is_the_first_of_the_largest(n: int) -> None:
     x = np.round(normal(n), 1)
-    assert ops.argmax(to_tensor(x)) == int(np.argmax(x))
+    assert ops.argmax(plain(x)) == int(np.argmax(x))
 
 
 def test_embed() -> None:
@@ -145,11 +119,11 @@ def test_embed() -> None:
     ops.tile(weights, table.tobytes())
     ids = np.array([36, 0, 16, 15, 36], np.int32)
     out = ops.tensor("F32", (5, 40))
-    ops.embed(out, weights, to_tensor(ids))
+    ops.embed(out, weights, plain(ids))
     assert (out.numpy() == table[ids]).all()
     for bad in (-1, 37):
         with pytest.raises(IndexError, match=f"ids: found {bad}, expected 0 to 36"):
-            ops.embed(out, weights, to_tensor(np.array([0, bad, 0, 0, 0], np.int32)))
+            ops.embed(out, weights, plain(np.array([0, bad, 0, 0, 0], np.int32)))
 
 
 def test_embed_positions() -> None:
@@ -165,12 +139,12 @@ def test_embed_positions() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    x = to_tensor(normal(2, 8))
+    x = plain(normal(2, 8))
     with pytest.raises(ValueError, match=r"weight: found F32 \(2, 8\)"):
         ops.norm(x, x, x, 1e-6)
     with pytest.raises(ValueError, match=r"x: found F32 \(2, 8\), expected F32 \(\.\.\., 3\)"):
-        ops.norm(x, x, to_tensor(normal(3)), 1e-6)
+        ops.norm(x, x, plain(normal(3)), 1e-6)
     with pytest.raises(ValueError, match="slots: found"):
-        ops.combine(x, x, to_tensor(normal(2, 3)))
+        ops.combine(x, x, plain(normal(2, 3)))
     with pytest.raises(TypeError):
         ops.add(normal(2, 8), normal(2, 8))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colibri.cache.prefix import LEAST_COPIED
-from colibri.config import SamplingParams
+from colibri.config import KvType, SamplingParams
 from colibri.engine.model import Model
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -34,8 +34,10 @@ def prompts() -> list[list[int]]:
     return [chat, other, [*chat, *rng.integers(0, 60, 30).tolist()], chat]
 
 
-def test_tokens_and_logprobs_are_those_of_a_prompt_alone(load: Load, prompts: list[list[int]]) -> None:
-    alone, shared = load(LONG, context=512), load(LONG, context=512, sequences=3, share_prefixes=True)
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_tokens_and_logprobs_are_those_of_a_prompt_alone(load: Load, prompts: list[list[int]], kind: KvType) -> None:
+    alone = load(LONG, context=512, kv_type=kind)
+    shared = load(LONG, context=512, kv_type=kind, sequences=3, share_prefixes=True)
     expected = [generated(alone, ids) for ids in prompts]
     found = [generated(shared, ids) for ids in prompts]
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]

@@ -1,4 +1,4 @@
-"""Keys and values of past tokens in float16 blocks of 256 tokens that sequences borrow.
+"""Keys and values of past tokens in blocks of 256 tokens that sequences borrow, as half floats or int8 with scales.
 
 Blocks are numbered alike in all layers, so a sequence has one table of block numbers. The mapping takes memory only
 where tokens were stored.
@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.config import ModelConfig
+from colibri.config import KvType, ModelConfig
 from colibri.errors import ContextFullError
 
-HALF = 2  # bytes of a float16
 HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's blocks: keys (blocks, kv_heads, head_dim, 256), values (blocks, kv_heads, 256, head_dim), F16."""
+    """One layer's blocks: keys (blocks, kv_heads, width, 256), values (blocks, kv_heads, 256, width).
+
+    F16: width is head_dim. Q8_0, as U8: the bytes of an int8 for each dimension and a half float for each 32 of them,
+    in the order that native/kernels.h describes.
+    """
 
     keys: ops.Tensor
     values: ops.Tensor
@@ -33,24 +36,30 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // ops.KV_BLOCK)
 
 
-def cache_bytes(config: ModelConfig, blocks: int) -> int:
-    """Bytes of all layers' keys and values when every block is in use."""
-    return 2 * config.layers * blocks * config.kv_width * ops.KV_BLOCK * HALF
+def _numbers(config: ModelConfig, kv_type: KvType) -> tuple[str, int, int]:
+    """The tensor type of a cache, its width for one head, and the bytes of that."""
+    dim = config.head_dim
+    if kv_type == "f16":
+        return "F16", dim, 2 * dim
+    width = dim + 2 * -(-dim // 32)
+    return "U8", width, width
 
 
 class KeyValueCache:
     """Blocks for `blocks` * 256 tokens over all sequences."""
 
-    def __init__(self, config: ModelConfig, blocks: int) -> None:
+    def __init__(self, config: ModelConfig, blocks: int, kv_type: KvType = "f16") -> None:
         self.blocks = blocks
-        self.nbytes = cache_bytes(config, blocks)
+        heads, size = config.kv_heads, ops.KV_BLOCK
+        kind, width, width_bytes = _numbers(config, kv_type)
+        self.token_bytes = 2 * config.layers * heads * width_bytes  # of all layers' keys and values of one token
+        self.nbytes = blocks * size * self.token_bytes
         self._memory = ops.Memory(self.nbytes)
-        heads, dim, size = config.kv_heads, config.head_dim, ops.KV_BLOCK
-        part = blocks * config.kv_width * size * HALF
+        part = self.nbytes // (2 * config.layers)
         self.layers = tuple(
             LayerCache(
-                ops.tensor("F16", (blocks, heads, dim, size), self._memory, 2 * layer * part),
-                ops.tensor("F16", (blocks, heads, size, dim), self._memory, (2 * layer + 1) * part),
+                ops.tensor(kind, (blocks, heads, width, size), self._memory, 2 * layer * part),
+                ops.tensor(kind, (blocks, heads, size, width), self._memory, (2 * layer + 1) * part),
             )
             for layer in range(config.layers)
         )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.kv import KeyValueCache, blocks_for
-from colibri.config import ModelConfig
+from colibri.config import KvType, ModelConfig
 from colibri.errors import ContextFullError
 
 SIZE = ops.KV_BLOCK
@@ -55,8 +55,8 @@ class Lease:
 class SharedCache(KeyValueCache):
     """A key-value cache that remembers what its blocks hold."""
 
-    def __init__(self, config: ModelConfig, blocks: int, *, share: bool = True) -> None:
-        super().__init__(config, blocks)
+    def __init__(self, config: ModelConfig, blocks: int, kv_type: KvType = "f16", *, share: bool = True) -> None:
+        super().__init__(config, blocks, kv_type)
         self.shares = share  # otherwise every block is forgotten when its sequence ends
         self._kept: dict[bytes, _Kept] = {}
         self._after: dict[bytes, dict[bytes, _Kept]] = {}  # what may follow a text

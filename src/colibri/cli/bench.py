@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-import colibri
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import count, print_json, size
 from colibri.cli.progress import Progress
-from colibri.config import DEFAULT_CONTEXT, Precision
+from colibri.config import DEFAULT_CONTEXT, LoadOptions
+from colibri.engine.loading import open_model
 from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_collector
 from colibri.observe.compare import Ratio, compare, read_result
 from colibri.observe.limits import Meter
@@ -33,27 +33,26 @@ from colibri.observe.limits import Meter
 @click.option("--compare", "pair", nargs=2, type=FilePath(), metavar="A.json B.json",
               help="Measure nothing; print B over A from two files of --json.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
-    prompt_tokens: tuple[int, ...], new_tokens: int, depth: int, repeat: int, seed: int, as_json: bool,
-    pair: tuple[Path, Path] | None,
+    options: LoadOptions, prompt_tokens: tuple[int, ...], new_tokens: int, depth: int, repeat: int, seed: int,
+    as_json: bool, pair: tuple[Path, Path] | None,
 ) -> None:  # fmt: skip
     """Measure the machine, then prefill and decode, and say how near they come to its limits."""
     if pair is not None:
         _compare(*pair, as_json=as_json)
         return
-    options = BenchOptions(
+    measured = BenchOptions(
         prompt_tokens=tuple(dict.fromkeys(prompt_tokens)), new_tokens=new_tokens, depth=depth, repeat=repeat, seed=seed
     )
     doing = ["loading"]
     with Progress(lambda: doing[-1]):
-        if context is None and options.context > DEFAULT_CONTEXT:
-            context = options.context
-        loaded = colibri.load(model, ram=ram, threads=threads, context=context, precision=precision)
+        if options.context is None and measured.context > DEFAULT_CONTEXT:
+            options = replace(options, context=measured.context)
+        loaded = open_model(options)
         with loaded, quiet_collector():
             doing.append("measuring the machine")
             meter = Meter()
             meter.measure(LIMIT_SECONDS)
-            report = Bench(loaded, options, meter, doing.append).report()
+            report = Bench(loaded, measured, meter, doing.append).report()
     if as_json:
         print_json(report)
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-import colibri
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.progress import Progress
 from colibri.cli.text_file import read_text_file
-from colibri.config import Precision
+from colibri.config import LoadOptions
 from colibri.conversion.calibration import WINDOW, calibrate, write_imatrix
 from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
+from colibri.engine.loading import open_model
 
 
 @click.command("calibrate")
@@ -22,8 +23,7 @@ from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
 @click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
-    file: Path, output: Path, window: int, windows: int | None,
+    options: LoadOptions, file: Path, output: Path, window: int, windows: int | None,
 ) -> None:  # fmt: skip
     """Measure which columns of every matrix matter on a text, expert by expert."""
     text = read_text_file(file)
@@ -35,7 +35,7 @@ def command(
 
     with (
         Progress(lambda: state[0]),
-        colibri.load(model, ram=ram, threads=threads, context=context or window, precision=precision) as loaded,
+        open_model(replace(options, context=options.context or window)) as loaded,
     ):
         calibration = calibrate(loaded, loaded.tokenizer.encode(text), window, windows, show)
     write_imatrix(output, calibration, file.name, count, window)

@@ -6,17 +6,16 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-import colibri
 from colibri.cli.options import load_options
 from colibri.cli.output import rate, size
 from colibri.cli.progress import Progress, prefilling
-from colibri.config import Precision, SamplingParams
+from colibri.config import LoadOptions, SamplingParams
 from colibri.engine.generation import Generation
+from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, ColibriError, ContextFullError
 
@@ -42,16 +41,13 @@ SEQUENCES = 2  # room for what is kept of the conversation beside the answer und
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")
 @click.option("--routing", is_flag=True, help="Show which experts each answer went to.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
-    system: str | None, temperature: float, max_tokens: int | None, seed: int | None, routing: bool,
+    options: LoadOptions, system: str | None, temperature: float, max_tokens: int | None, seed: int | None,
+    routing: bool,
 ) -> int:  # fmt: skip
     """Talk with a model; /help lists what else can be typed."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     with Progress(lambda: "loading"):
-        loaded = colibri.load(
-            model, ram=ram, threads=threads, context=context, precision=precision, sequences=SEQUENCES,
-            share_prefixes=True,
-        )  # fmt: skip
+        loaded = open_model(replace(options, sequences=SEQUENCES, share_prefixes=True))
     with loaded:
         for note in loaded.notes:
             click.echo(f"note: {note}", err=True)

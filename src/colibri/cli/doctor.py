@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -14,7 +13,7 @@ from colibri import ops
 from colibri.cli.options import load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
-from colibri.config import LoadOptions, Precision
+from colibri.config import LoadOptions
 from colibri.observe.doctor import Finding, examine_machine, examine_model
 
 _MARKS = {"ok": "[green]ok[/green]", "slow": "[yellow]slow[/yellow]", "fault": "[red]fault[/red]"}
@@ -23,13 +22,10 @@ _MARKS = {"ok": "[green]ok[/green]", "slow": "[yellow]slow[/yellow]", "fault": "
 @click.command("doctor")
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
-def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, as_json: bool
-) -> int:
+def command(options: LoadOptions, as_json: bool) -> int:
     """Look for what is wrong or slow, with what to do about it. Exit status 1 when the model cannot run."""
-    if threads is not None:
-        ops.set_threads(threads)
-    options = LoadOptions(path=model, ram=ram, threads=threads, context=context, precision=precision)
+    if options.threads is not None:
+        ops.set_threads(options.threads)
     with Progress(lambda: "measuring"):
         findings = list(chain(examine_machine(), examine_model(options)))
     if as_json:

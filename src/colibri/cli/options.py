@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from colibri.config import check_path
+from colibri.config import LoadOptions, check_path
 from colibri.errors import ArgumentError
 
 Decorated = Callable[..., Any]
@@ -72,7 +73,14 @@ def model_option(function: Decorated) -> Decorated:
 
 
 def load_options(function: Decorated) -> Decorated:
-    """The options of colibri.load: model, memory, threads, context, precision."""
+    """What LoadOptions says about a model, which becomes the argument `options` of the command."""
+
+    @wraps(function)
+    def command(model: Path | None, **given: Any) -> Any:
+        loading = {name: given.pop(name) for name in ("ram", "threads", "context", "precision", "kv_type")}
+        return function(options=LoadOptions(path=model, **loading), **given)
+
+    decorated: Decorated = command
     for option in reversed(
         (
             click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G."),
@@ -94,10 +102,17 @@ def load_options(function: Decorated) -> Decorated:
                 show_default=True,
                 help="fast: integer activations; exact: float32, to compare with references.",
             ),
+            click.option(
+                "--kv-type",
+                type=click.Choice(["f16", "q8_0"]),
+                default="f16",
+                show_default=True,
+                help="Keys and values of past tokens: half floats, or int8 in half of the memory.",
+            ),
         )
     ):
-        function = option(function)
-    return model_option(function)
+        decorated = option(decorated)
+    return model_option(decorated)
 
 
 def sampling_options(function: Decorated) -> Decorated:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-import colibri
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
 from colibri.cli.text_file import read_text_file
-from colibri.config import Precision
+from colibri.config import LoadOptions
+from colibri.engine.loading import open_model
 from colibri.observe.perplexity import WINDOW, perplexity
 
 
@@ -23,14 +24,13 @@ from colibri.observe.perplexity import WINDOW, perplexity
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a line.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
-    file: Path, window: int, windows: int | None, as_json: bool,
+    options: LoadOptions, file: Path, window: int, windows: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure the perplexity of a text; the second half of every window of tokens counts."""
     text = read_text_file(file)
     state = ["loading"]
     with Progress(lambda: state[0]):
-        loaded = colibri.load(model, ram=ram, threads=threads, context=context or window, precision=precision)
+        loaded = open_model(replace(options, context=options.context or window))
         with loaded:
             ids = loaded.tokenizer.encode(text)
             start = time.monotonic()

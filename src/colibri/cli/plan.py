@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from rich.table import Table
 from colibri import ops
 from colibri.cli.options import load_options
 from colibri.cli.output import print_json
-from colibri.config import LoadOptions, Precision
+from colibri.config import LoadOptions
 from colibri.engine.loading import plan_model
 from colibri.experts.plan import Plan, readable
 from colibri.observe.forecast import Forecast, forecast, measure_disk
@@ -25,13 +24,10 @@ MEASURE_SECONDS = 1.0
 @click.command("plan")
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, as_json: bool
-) -> None:
+def command(options: LoadOptions, as_json: bool) -> None:
     """Show what will be in memory and the expected speed, from this machine's measured memory and disk rates."""
-    if threads is not None:
-        ops.set_threads(threads)
-    options = LoadOptions(path=model, ram=ram, threads=threads, context=context, precision=precision)
+    if options.threads is not None:
+        ops.set_threads(options.threads)
     made = plan_model(options)
     plan = made.plan
     meter = Meter()

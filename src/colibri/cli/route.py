@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import colibri
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.standard_input import read_text
-from colibri.config import Precision
+from colibri.config import LoadOptions
+from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
 from colibri.experts.stats import RoutingStats
@@ -34,13 +34,13 @@ PAIRS = 2
 @click.option("--replay", is_flag=True, help="Score every cache policy and the optimum on the trace.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision,
-    prompt: str | None, save: Path | None, file: Path | None, replay: bool, as_json: bool,
+    options: LoadOptions, prompt: str | None, save: Path | None, file: Path | None, replay: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Show where the router sends each token of a prompt."""
     if (prompt is None) == (file is None):
         raise ArgumentError("route: give a --prompt or a --trace")
-    with colibri.load(model, ram=ram, threads=threads, context=context, precision=precision) as loaded:
+    with open_model(options) as loaded:
         experts = loaded.config.experts
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
     if save is not None:

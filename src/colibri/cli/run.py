@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-import colibri
 from colibri.cli.options import TokenIds, load_options, sampling_options
 from colibri.cli.output import print_json, rate, size
 from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import read_text
-from colibri.config import Precision, SamplingParams
+from colibri.config import LoadOptions, SamplingParams
 from colibri.engine.generation import Generation
+from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.observe.trace import TokenTrace
 
@@ -29,14 +28,14 @@ INTERRUPTED = 130
 @click.option("-v", "--verbose", is_flag=True, help="Log the experts and the milliseconds of every token to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end instead of text and timings.")
 def command(
-    prompt: str | None, prompt_ids: list[int] | None, model: Path | None, ram: int | None, threads: int | None,
-    context: int | None, precision: Precision, verbose: bool, as_json: bool, **sampling: Any,
+    prompt: str | None, prompt_ids: list[int] | None, options: LoadOptions, verbose: bool, as_json: bool,
+    **sampling: Any,
 ) -> int:  # fmt: skip
     """Write text that continues a prompt."""
     text = _prompt(prompt, prompt_ids)
     params = SamplingParams(**sampling)
     with Progress(lambda: "loading"):
-        loaded = colibri.load(model, ram=ram, threads=threads, context=context, precision=precision)
+        loaded = open_model(options)
     with loaded:
         trace = TokenTrace(loaded, sys.stderr) if verbose else None
         if verbose:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from colibri.cli.options import Size, load_options
 from colibri.cli.output import size
-from colibri.config import LoadOptions, Precision
+from colibri.config import LoadOptions
 from colibri.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -39,19 +39,16 @@ if TYPE_CHECKING:
               help="Seconds in which the engine may get nowhere before it is killed and started again.")  # fmt: skip
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
-    model: Path | None, ram: int | None, threads: int | None, context: int | None, precision: Precision, host: str,
-    port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...], sequences: int, chunk: int,
-    queue: int, body_limit: int, drain: float, keep_alive: float, hang: float, name: str | None,
+    options: LoadOptions, host: str, port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...],
+    sequences: int, chunk: int, queue: int, body_limit: int, drain: float, keep_alive: float, hang: float,
+    name: str | None,
 ) -> int:  # fmt: skip
     """Serve an OpenAI-compatible API and a page to look at."""
     run, settings_type = _server()
     if api_key is None:  # not left to click, for which an empty variable is none
         api_key = os.environ.get("COLIBRI_API_KEY")
     settings = settings_type(
-        load=LoadOptions(
-            path=model, ram=ram, threads=threads, context=context, precision=precision, sequences=sequences,
-            chunk=chunk, share_prefixes=True,
-        ),
+        load=replace(options, sequences=sequences, chunk=chunk, share_prefixes=True),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
         body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, hang_s=hang, model_name=name,
     )  # fmt: skip

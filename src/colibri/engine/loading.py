@@ -10,7 +10,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, LoadOptions, ModelConfig, Precision, check_path
+from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, ModelConfig, Precision, check_path
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
@@ -43,6 +43,7 @@ def load(
     sequences: int = 1,
     chunk: int = 512,
     share_prefixes: bool = False,
+    kv_type: KvType = "f16",
 ) -> Model:
     """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
 
@@ -53,7 +54,7 @@ def load(
     return open_model(
         LoadOptions(
             path=None if path is None else check_path("path", path), ram=ram, threads=threads, context=context,
-            precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
+            precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes, kv_type=kv_type,
         )
     )  # fmt: skip
 
@@ -79,7 +80,7 @@ def plan_model(options: LoadOptions) -> Prepared:
     context = _context(config, options.context)
     store = ExpertStore(checkpoint, config.layers)
     weights = DenseWeights(checkpoint)
-    cache = SharedCache(config, options.sequences * blocks_for(context), share=options.share_prefixes)
+    cache = SharedCache(config, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
     workspace = Workspace(config, min(options.chunk, options.sequences * context))
     machine = detect_memory()
     budget = default_budget(machine) if options.ram is None else options.ram

@@ -130,7 +130,8 @@ class Bench:
     def _as_dict(self, prefill: dict[int, Spread], decoded: Sequence[Decoded], watched: Decoded) -> dict[str, Any]:
         options, model, meter = self._options, self._model, self._meter
         need = demand(model.checkpoint, model.config)
-        active = need.bytes_per_token(options.depth + options.new_tokens / 2)
+        context = options.depth + options.new_tokens / 2  # tokens before one that is decoded, on the average
+        active = need.weight_bytes + model.engine.cache.token_bytes * context
         rate = spread([run.rate for run in decoded])
         fractions = {
             tokens: rates.median * need.prompt_products(tokens) / tokens / meter.multiply.median

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from colibri import ops
-from colibri.cache.kv import HALF
 from colibri.config import ModelConfig
 from colibri.experts.machine import detect_memory
 from colibri.observe.percentiles import Spread, spread
@@ -53,18 +52,12 @@ class Demand:
     """What one token asks of the machine.
 
     weight_bytes: of the weights that it reads, as the file stores them. products: multiplications by weights in all
-    layers, output_products: those of the output matrix, which a prompt needs once. kv_bytes: keys and values of one
-    earlier token.
+    layers, output_products: those of the output matrix, which a prompt needs once.
     """
 
     weight_bytes: float
     products: float
     output_products: float
-    kv_bytes: int
-
-    def bytes_per_token(self, context: float) -> float:
-        """Bytes that a decoded token reads with `context` tokens before it, on the average."""
-        return self.weight_bytes + self.kv_bytes * context
 
     def prompt_products(self, tokens: int) -> float:
         """Multiplications by weights that a prompt takes."""
@@ -84,7 +77,7 @@ def demand(checkpoint: Checkpoint, config: ModelConfig) -> Demand:
             output_products += math.prod(info.shape) if part == 1 else 0
         else:
             products += part * math.prod(info.shape)
-    return Demand(weight_bytes, products, output_products, 2 * config.layers * config.kv_width * HALF)
+    return Demand(weight_bytes, products, output_products)
 
 
 def _share(info: TensorInfo, experts: float, *, tied: bool) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.config import KvType
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
@@ -261,16 +263,31 @@ def kv_append(keys: NDArray[np.float16], values: NDArray[np.float16], k: F32, v:
         values[block, :, token] = v[row]
 
 
+def stored(x: F32, kv_type: KvType) -> F64:
+    """Keys or values (..., head_dim) as a cache gives them back.
+
+    q8_0: each 32 dimensions of a head are int8 with one scale, largest magnitude / 127, kept as a float16.
+    """
+    if kv_type == "f16":
+        return x.astype(np.float16).astype(np.float64)
+    dim = x.shape[-1]
+    blocks = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -dim % 32)]).reshape(*x.shape[:-1], -1, 32)
+    peak = np.abs(blocks).max(axis=-1, keepdims=True)
+    q = np.rint(blocks * (np.float32(127) / np.where(peak > 1e-35, peak, np.float32(np.inf))))
+    scale = (peak / np.float32(127)).astype(np.float16)
+    return np.asarray((q * scale.astype(np.float64)).reshape(*x.shape[:-1], -1)[..., :dim], np.float64)
+
+
 def attention(q: F32, keys: F32, values: F32, positions: I32, scale: float, window: int = 0,
-              sinks: F32 | None = None) -> F32:  # fmt: skip
-    """Causal attention of one sequence with grouped heads; keys and values are rounded to float16 as the cache does.
+              sinks: F32 | None = None, kv_type: KvType = "f16") -> F32:  # fmt: skip
+    """Causal attention of one sequence with grouped heads; keys and values are rounded as the cache does.
 
     q (n, heads, head_dim); keys, values (tokens, kv_heads, head_dim); a query at position p sees keys p-window+1..p
     (window 0: all up to p). sinks (heads,): one more logit in each softmax's denominator. Returns (n, heads, head_dim).
     """
     group = q.shape[1] // keys.shape[1]
-    k = np.repeat(keys.astype(np.float16).astype(np.float64), group, axis=1)  # (tokens, heads, head_dim)
-    v = np.repeat(values.astype(np.float16).astype(np.float64), group, axis=1)
+    k = np.repeat(stored(keys, kv_type), group, axis=1)  # (tokens, heads, head_dim)
+    v = np.repeat(stored(values, kv_type), group, axis=1)
     scores = np.einsum("nhd,thd->nht", q.astype(np.float64), k) * scale
     back = positions[:, None] - np.arange(len(keys))[None, :]  # how far a key lies before the query
     seen = (back >= 0) & ((back < window) if window else True)
