@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
@@ -19,6 +20,7 @@ from starlette.responses import Response
 from colibri import __version__
 from colibri.errors import ArgumentError
 from colibri.server import chat, completions, other_routes, problems
+from colibri.server.connections import MAX_HEADER_BYTES, protocol_with
 from colibri.server.protocol import Ready
 from colibri.server.schema import (
     ChatRequest,
@@ -28,7 +30,7 @@ from colibri.server.schema import (
     InferRequest,
     TokenizeRequest,
 )
-from colibri.server.security import MAX_HEADER_BYTES, Gate
+from colibri.server.security import Gate
 from colibri.server.service import Service
 from colibri.server.settings import ServerSettings
 from colibri.server.streaming import EventStream
@@ -41,6 +43,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 BACKLOG = 512
+MOST_FILES = 1 << 14
 _ERRORS: dict[int | str, str] = {"4XX": "The request is at fault.", "5XX": "The server cannot answer now."}
 
 
@@ -193,14 +196,16 @@ def run(settings: ServerSettings, announce: Callable[[Service, Ready, str], None
 
     Raises ArgumentError when the address cannot be used, ColibriError when the model cannot.
     """
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection is one
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, MOST_FILES)), most))
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     service = Service(settings)
     config = uvicorn.Config(
-        make_app(service), log_level="warning", access_log=False, server_header=False, http="h11", lifespan="off",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-        timeout_keep_alive=30,
+        make_app(service), log_level="warning", access_log=False, server_header=False, lifespan="off",
+        http=protocol_with(settings.client_timeout_s), h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)), timeout_keep_alive=30,
     )  # fmt: skip
     with listener:
         asyncio.run(_serve(service, _Server(config, service), listener, lambda ready: announce(service, ready, url)))

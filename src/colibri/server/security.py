@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from urllib.parse import urlsplit
@@ -10,11 +11,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from colibri.server.connections import MAX_HEADER_BYTES, headers_too_large
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, json_response
 from colibri.server.settings import LOOPBACK_NAMES, ServerSettings
 
-MAX_HEADER_BYTES = 32 << 10
 OPEN_PATHS = ("/", "/health", "/page/", "/favicon.ico")  # without a key: they tell nothing of anybody's requests
 
 
@@ -27,6 +28,7 @@ class Gate:
         self._key = None if settings.api_key is None else settings.api_key.encode()
         self._hosts = LOOPBACK_NAMES | {settings.host} | set(settings.allowed_hosts)
         self._limit = settings.body_bytes
+        self._timeout_s = settings.client_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -45,7 +47,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check(scope["path"], headers)
-            await self._app(scope, _bounded(receive, self._limit), counted)
+            await self._app(scope, _bounded(receive, self._limit, self._timeout_s), counted)
         except ApiError as error:
             await json_response(error.body(), error.status, error.headers)(scope, receive, counted)
         finally:
@@ -53,11 +55,11 @@ class Gate:
 
     def _check(self, path: str, headers: Headers) -> None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
-            raise ApiError(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
-        if not self._allowed(headers.get("host", "")):
+            raise headers_too_large()
+        if not self._allowed(f"//{headers.get('host', '')}"):
             raise ApiError(403, "This host name is not allowed; the server's --allowed-host names those that are.")
         origin = headers.get("origin")
-        if origin is not None and not self._allowed(urlsplit(origin).netloc):
+        if origin is not None and not self._allowed(origin):
             raise ApiError(403, "Pages of other origins may not use this server.")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._limit:
@@ -70,10 +72,10 @@ class Gate:
                     headers={"WWW-Authenticate": "Bearer"},
                 )  # fmt: skip
 
-    def _allowed(self, netloc: str) -> bool:
+    def _allowed(self, url: str) -> bool:
         """A name must be known; an address is safe, as a page cannot choose what its own name resolves to with it."""
         try:
-            name = urlsplit(f"//{netloc}").hostname or ""
+            name = urlsplit(url).hostname or ""
         except ValueError:
             return False
         if name in self._hosts:
@@ -110,13 +112,22 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
-    """`receive` that refuses a body which grows beyond the limit, whatever its headers said."""
-    total = 0
+def _bounded(receive: Receive, limit: int, timeout_s: float) -> Receive:
+    """`receive` that refuses a body which grows beyond the limit, whatever its headers said, or takes too long."""
+    total, whole = 0, False
+    deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def bounded() -> Message:
-        nonlocal total
-        message = await receive()
+        nonlocal total, whole
+        if whole:  # what is left to come is the client's leaving
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            problem = f"The request was not there whole after {timeout_s:g} s."
+            raise HTTPException(408, problem, {"Connection": "close"}) from None
+        whole = not message.get("more_body", False)
         total += len(message.get("body", b""))
         if total > limit:
             raise HTTPException(413, f"The body is larger than {limit} bytes.")

@@ -18,7 +18,8 @@ class ServerSettings:
     queue: requests that may wait beyond those that run. body_bytes: the largest request. drain_s: how long requests in
     flight may go on after SIGTERM. keep_alive_s: silence after which a stream gets a comment. open_to_all: listen
     beyond this machine without an API key. hang_s: how long the engine may get nowhere before it is killed and started
-    again. allowed_hosts: names under which browsers may reach the service.
+    again. client_timeout_s: how long a client may take to send a request, or to take what is sent. allowed_hosts: names
+    under which browsers may reach the service.
     """
 
     load: LoadOptions = field(default_factory=LoadOptions)
@@ -32,6 +33,7 @@ class ServerSettings:
     drain_s: float = 30.0
     keep_alive_s: float = 10.0
     hang_s: float = 60.0
+    client_timeout_s: float = 60.0
     model_name: str | None = None
 
     def __post_init__(self) -> None:
@@ -40,6 +42,7 @@ class ServerSettings:
         check_integer("body_bytes", self.body_bytes, 1024, 1 << 32)
         check_number("drain_s", self.drain_s, 0, 86400)
         check_number("keep_alive_s", self.keep_alive_s, 0, 3600, open_low=True)
+        check_number("client_timeout_s", self.client_timeout_s, 1, 86400)
         check_number("hang_s", self.hang_s, 5, 86400)
         if self.api_key is not None and not self.api_key.isascii():
             raise ArgumentError("api_key: found letters beyond ASCII, which HTTP headers cannot carry")
