@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from colibri.engine.model import Model
 
 MODEL = Path(__file__).resolve().parents[2] / "golden" / "qwen3_moe-quantized" / "model.gguf"
 STEPS = 200
+PYTHON_ARENA = 1 << 20  # what the interpreter maps when ids and routing counts no longer fit
 PARAMS = SamplingParams(max_tokens=STEPS + 50, temperature=0.8, seed=1, ignore_eos=True)
 
 
@@ -50,6 +54,33 @@ def number_is_open(number: str) -> bool:
 def io_counters() -> dict[str, int]:
     text = Path("/proc/self/io").read_text()
     return {name: int(value) for name, value in (line.split(": ") for line in text.splitlines())}
+
+
+_watching: list[list[str]] = []  # an audit hook stays for good
+
+
+def _note_opening(event: str, arguments: tuple[Any, ...]) -> None:
+    for names in _watching if event == "open" else ():
+        names.append(str(arguments[0]))
+
+
+sys.addaudithook(_note_opening)
+
+
+@contextmanager
+def opened() -> Iterator[list[str]]:
+    """The files that Python opens meanwhile, those that it closes again, too."""
+    names: list[str] = []
+    _watching.append(names)
+    try:
+        yield names
+    finally:
+        _watching.remove(names)
+
+
+def mapped_bytes() -> int:
+    """Address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_no_collection_inside_a_step(
@@ -116,10 +147,21 @@ def test_nothing_is_read_or_opened(model: Model, generation: Generation) -> None
     files, before = open_files(), io_counters()
     own = io_counters()["rchar"] - before["rchar"]  # what reading the counters reads
     before = io_counters()
-    for _ in range(STEPS):
-        model.engine.step()
+    with opened() as names:
+        for _ in range(STEPS):
+            model.engine.step()
     after = io_counters()
     assert after["rchar"] - before["rchar"] == own
     assert after["wchar"] == before["wchar"]
     assert after["syscr"] - before["syscr"] <= 3
     assert open_files() == files
+    assert not names
+
+
+def test_no_memory_is_taken_from_the_system(model: Model, generation: Generation) -> None:
+    """Native code, too: no mapping grows, and hardly a page is touched for the first time."""
+    mapped, faults = mapped_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(STEPS):
+        model.engine.step()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < STEPS / 2
+    assert mapped_bytes() - mapped <= PYTHON_ARENA
