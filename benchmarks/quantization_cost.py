@@ -1,10 +1,11 @@
 """What each quantisation costs on a model: bytes, perplexity and distance of the distributions from the source's.
 
-    python benchmarks/quantization_cost.py SOURCE TEXT...
+    python benchmarks/quantization_cost.py SOURCE TEXT... [--write docs/conversion.md]
 
 Converts SOURCE (a directory or an unquantised GGUF file) to every format and prints a table in Markdown. The
 divergence is the mean over positions of KL(source || quantised) in nats; `same` is the share of positions where both
-put the same token first. All are computed with precision "exact", and with "fast" in the last column.
+put the same token first. All are computed with precision "exact", and with "fast" in the last column. With --write
+the table goes between the file's two comments `quantization cost`, in the place of the one that is there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +23,12 @@ from numpy.typing import NDArray
 import colibri
 from colibri.config import Precision
 from colibri.conversion.convert import Options, convert
+from colibri.conversion.source import open_source
 from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.observe.perplexity import negative_log_likelihood
-from colibri.weights.checkpoint import open_checkpoint
 
 Floats = NDArray[np.float32]
+MARK = "<!-- quantization cost -->"
 
 
 class Row(NamedTuple):
@@ -76,31 +79,54 @@ def compare(name: str, nbytes: int, source: list[Floats], found: list[Floats], w
     return Row(name, nbytes, perplexity_of(found, windows), divergence, share)
 
 
+def table_of(source: Path, texts: list[Path], window: int, most: int) -> Iterator[str]:
+    """The lines of the table, as they become known."""
+    checkpoint = open_source(source)
+    tokenizer: dict[str, object] = {}
+    if checkpoint.format == "huggingface":
+        size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
+        tokenizer = tokenizer_metadata(checkpoint.path, checkpoint.architecture, size, print)
+    windows = windows_of(source, texts, window, most)
+    expected = logits_of(source, windows, "exact")
+    value = perplexity_of(expected, windows)
+    names = ", ".join(text.name for text in texts)
+    yield f"{checkpoint.name}: {len(windows)} windows of {window} tokens of {names}; the source has {value:.3f}."
+    yield ""
+    yield "| quantisation | MB | perplexity | KL divergence | same first token | KL divergence, fast |"
+    yield "|---|---|---|---|---|---|"
+    with tempfile.TemporaryDirectory() as directory:
+        for name in ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"):
+            report = convert(checkpoint, Path(directory) / f"{name}.gguf", Options(name, tokenizer))
+            exact = compare(name, report.nbytes, expected, logits_of(report.files[0], windows, "exact"), windows)
+            fast = compare(name, report.nbytes, expected, logits_of(report.files[0], windows, "fast"), windows)
+            cells = f"| {name} | {exact.nbytes / 1e6:.1f} | {exact.perplexity:.3f} | {exact.divergence:.5f} "
+            yield f"{cells}| {100 * exact.same:.1f}% | {fast.divergence:.5f} |"
+            report.files[0].unlink()
+
+
+def write_between(path: Path, lines: list[str]) -> None:
+    """Replace what is between the two comments."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition(MARK)
+    _, end, after = rest.partition(MARK)
+    if not mark or not end:
+        raise SystemExit(f"{path}: holds no two comments {MARK}")
+    path.write_text(f"{before}{mark}\n\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--windows", type=int, default=8, help="of each text")
+    parser.add_argument("--write", type=Path, help="a file with two comments " + MARK)
     options = parser.parse_args()
-    checkpoint = open_checkpoint(options.source)
-    tokenizer: dict[str, object] = {}
-    if checkpoint.format == "huggingface":
-        size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
-        tokenizer = tokenizer_metadata(checkpoint.path, checkpoint.architecture, size, print)
-    windows = windows_of(options.source, options.texts, options.window, options.windows)
-    source = logits_of(options.source, windows, "exact")
-    value = perplexity_of(source, windows)
-    print(f"{len(windows)} windows of {options.window} tokens; the source's perplexity is {value:.3f}\n")
-    print("| quantisation | MB | perplexity | KL divergence | same first token | KL divergence, fast |")
-    print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as directory:
-        for name in ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"):
-            report = convert(checkpoint, Path(directory) / f"{name}.gguf", Options(name, tokenizer))
-            exact = compare(name, report.nbytes, source, logits_of(report.files[0], windows, "exact"), windows)
-            fast = compare(name, report.nbytes, source, logits_of(report.files[0], windows, "fast"), windows)
-            cells = f"| {name} | {exact.nbytes / 1e6:.1f} | {exact.perplexity:.3f} | {exact.divergence:.5f} "
-            print(f"{cells}| {100 * exact.same:.1f}% | {fast.divergence:.5f} |", flush=True)
+    lines = []
+    for line in table_of(options.source, options.texts, options.window, options.windows):
+        print(line, flush=True)
+        lines.append(line)
+    if options.write is not None:
+        write_between(options.write, lines)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ import math
 import pickle
 import re
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.weights.safetensors import INDEX_NAME, SafeTensor, read_directory, read_indexed
 
-MAX_PICKLE_BYTES: Final = 64 << 20  # the structure of a shard with 100,000 tensors takes 20 MB
+MAX_PICKLE_BYTES: Final = 24 << 20  # the structure of a shard with 100,000 tensors takes 20 MB
+MAX_NAME: Final = 1024
 BIN_INDEX_NAME: Final = "pytorch_model.bin.index.json"
 _STORAGES: Final = {
     "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
@@ -53,6 +53,16 @@ class _Record(dict[str, Any]):
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
             self.update(state)
+
+
+class _Dictionary(dict[str, Any]):
+    """Stands for an OrderedDict; what is said of it beside its items is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        """Modules keep the versions of their layouts there."""
 
 
 class _StandIn:
@@ -141,7 +151,45 @@ def _unpickle(path: Path, archive: zipfile.ZipFile, known: Mapping[str, Callable
         raise FormatError(f"{path}: data.pkl is damaged: {type(error).__name__}: {error!s:.200}") from error
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler in Python: that in C makes room for a memo of four billion objects when it is told to.
+
+    Keys must be plain, because hashing tuples of tuples may take for ever; opcodes that torch.save does not use and
+    that hash, or make room before they read, are not known.
+    """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
+    for opcode in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.DICT):
+        del dispatch[opcode[0]]
+
+    def load_setitem(self) -> None:
+        """The value and the key are on the stack, the dictionary below them."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set(self.stack[-1], key, value)
+
+    def load_setitems(self) -> None:
+        """Keys and values since the last mark."""
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self._set(self.stack[-1], key, value)
+
+    def _set(self, target: Any, key: Any, value: Any) -> None:
+        if type(key) not in (str, int, float, bool, type(None)):
+            raise ValueError(f"a dictionary with a {type(key).__name__} for a key")
+        target[key] = value
+
+    def load_build(self) -> None:
+        """A state is given to our own objects only, never to a class or a function."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if not isinstance(target, _Record | _Dictionary | _StandIn):
+            raise ValueError(f"a state for a {type(target).__name__}")
+        target.__setstate__(state)
+
+    dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = load_setitem, load_setitems
+    dispatch[pickle.BUILD[0]] = load_build
+
     def __init__(self, path: Path, data: bytes, known: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(io.BytesIO(data))
         self._path, self._known = path, known
@@ -159,9 +207,9 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], _StorageType)):
-            raise FormatError(f"{self._path}: a storage of an unknown kind: {pid!r:.100}")
+            raise FormatError(f"{self._path}: a storage of an unknown kind")
         if not isinstance(pid[2], str) or not _count(pid[4]):
-            raise FormatError(f"{self._path}: a storage with the key {pid[2]!r:.50} and {pid[4]!r:.50} values")
+            raise FormatError(f"{self._path}: a storage without a key or a number of values")
         return _Storage(pid[1], pid[2], pid[4])
 
 
@@ -182,7 +230,7 @@ def _size(values: Any) -> tuple[int, ...]:
 
 
 _GLOBALS: Final[Mapping[str, Callable[..., Any]]] = {
-    "collections.OrderedDict": OrderedDict,
+    "collections.OrderedDict": _Dictionary,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
     "torch.Size": _size,
@@ -221,6 +269,8 @@ def _flatten(path: Path, content: Any) -> dict[str, _Tensor]:
         if isinstance(value, _Tensor):
             tensors[prefix] = value
         elif isinstance(value, dict) and id(value) not in seen:
+            if len(prefix) > MAX_NAME:
+                raise FormatError(f"{path}: dictionaries give a name of more than {MAX_NAME} characters")
             seen.add(id(value))
             joined = f"{prefix}." if prefix else ""
             open_ += [(f"{joined}{name}", inner) for name, inner in value.items() if isinstance(name, str)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -13,6 +13,8 @@ from tokenizers import Tokenizer as Backend
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.text.pieces import Style, Vocabulary
 from colibri.text.special_tokens import SpecialIds
+
+MAX_TOKENS: Final = 1 << 22  # ten times any known vocabulary; bounds the memory that one large id asks for
 
 Note = Callable[[str], None]
 
@@ -62,7 +64,7 @@ class Directory:
         added = backend.get_added_tokens_decoder()
         return Vocabulary(
             backend=backend,
-            pieces=_pieces(backend),
+            pieces=_pieces(backend, self.file),
             special=frozenset(token for token, piece in added.items() if piece.special),
             literal=frozenset(added),
             style=style,
@@ -112,7 +114,7 @@ class Directory:
         present = backend.get_added_tokens_decoder()
         declared = self.config.get("added_tokens_decoder")
         for key, value in sorted(declared.items(), key=_by_id) if isinstance(declared, Mapping) else ():
-            if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
+            if _by_id((key, value)) < 0 or not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
                 continue
             content, special = value["content"], bool(value.get("special", False))
             known = present.get(int(key))
@@ -138,7 +140,7 @@ class Directory:
 
 
 def _by_id(item: tuple[str, Any]) -> int:
-    return int(item[0]) if item[0].isdecimal() else -1
+    return int(item[0]) if item[0].isdecimal() and len(item[0]) < 10 else -1
 
 
 def _read(file: Path) -> str:
@@ -169,9 +171,12 @@ def _named_templates(value: object, file: Path) -> dict[str, str]:
     return templates
 
 
-def _pieces(backend: Backend) -> list[str | None]:
+def _pieces(backend: Backend, file: Path) -> list[str | None]:
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    pieces: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    last = max(vocabulary.values(), default=-1)
+    if last >= MAX_TOKENS:
+        raise FormatError(f"{file}: found a token with the id {last}, expected ids below {MAX_TOKENS}.")
+    pieces: list[str | None] = [None] * (last + 1)
     for piece, token in vocabulary.items():
         pieces[token] = piece
     return pieces

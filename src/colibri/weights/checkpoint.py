@@ -241,7 +241,8 @@ def check(checkpoint: Checkpoint) -> None:
     experts = metadata.integer(key("expert_count"), low=1, high=1 << 16)
     metadata.integer(key("expert_used_count"), low=1, high=experts)
     hidden = metadata.integer(key("embedding_length"), low=1)
-    checkpoint.require("token_embd.weight", (metadata.integer(key("vocab_size"), _ANY, low=1), hidden))
+    vocabulary = metadata.integer(key("vocab_size"), None, low=1)
+    checkpoint.require("token_embd.weight", (_ANY if vocabulary is None else vocabulary, hidden))
     checkpoint.require("output_norm.weight", (hidden,))
     routed = [layer for layer in range(checkpoint.layers) if checkpoint.is_moe(layer)]
     for layer in range(checkpoint.layers):

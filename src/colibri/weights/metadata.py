@@ -40,9 +40,9 @@ class Metadata(Mapping[str, Any]):
         return f"Metadata({self.source}, {len(self)} keys)"
 
     def integer(self, key: str, default: D = _REQUIRED, *, low: int = 0, high: int = (1 << 31) - 1) -> int | D:
-        """An integer between low and high."""
+        """An integer between low and high, as a default that is one must be too."""
         value: int | D = self._get(key, default, int, "an integer")
-        if key in self._values and not low <= self._values[key] <= high:
+        if type(value) is int and not low <= value <= high:
             raise self.error(key, str(value), f"{low} to {high}")
         return value
 
