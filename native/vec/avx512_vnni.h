@@ -60,7 +60,12 @@ VEC vi vi_from_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si12
 VEC void vi_to_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 VEC vf vf_from_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 VEC vi vi_from_vf(vf a) { return _mm512_cvtps_epi32(a); }
-VEC int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+VEC int32_t vi_sum(vi a) { /* wraps, which the compiler's own reduction leaves undefined */
+    __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
 VEC vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 VEC vi vi_bits(vf a) { return _mm512_castps_si512(a); }
 VEC vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
