@@ -148,6 +148,20 @@ def test_a_prompt_over_the_context_is_refused_with_both_counts(server: Server, s
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(server: Server) -> None:
+    long = "word " * 400_000
+    requests = {
+        "/v1/completions": {"prompt": long},
+        "/infer": {"prompt": long, "top_k": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": long}]},
+    }
+    for path, body in requests.items():
+        answer = server.post(path, body)
+        assert answer.status_code == 400, path
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "the prompt has at least " in answer.json()["error"]["message"]
+
+
 def test_infer(server: Server) -> None:
     top = server.post("/infer", {"prompt": "In the", "top_k": 3}).json()
     assert [len(top["top"]), top["position"]] == [3, 1]

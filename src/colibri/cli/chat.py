@@ -13,6 +13,7 @@ import click
 from colibri.cli.options import load_options
 from colibri.cli.output import rate, size
 from colibri.cli.progress import Progress, prefilling
+from colibri.cli.standard_input import valid_text
 from colibri.config import LoadOptions, SamplingParams
 from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
@@ -46,13 +47,14 @@ def command(
 ) -> int:  # fmt: skip
     """Talk with a model; /help lists what else can be typed."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    told = None if system is None else valid_text(system)
     with Progress(lambda: "loading"):
         loaded = open_model(replace(options, sequences=SEQUENCES, share_prefixes=True))
     with loaded:
         for note in loaded.notes:
             click.echo(f"note: {note}", err=True)
         click.echo(f"{loaded.config.name}, {loaded.context} tokens of context. /help lists the commands.", err=True)
-        conversation = Conversation(loaded, params, system, routing=routing)
+        conversation = Conversation(loaded, params, told, routing=routing)
         with contextlib.suppress(EOFError):
             for line in lines():
                 conversation.take(line)

@@ -120,9 +120,11 @@ class Model:
         """
         self._check_open()
         text = self.tokenizer.render_chat(messages, tools=tools, variables=variables)
+        self._check_length(text)
         return self._start(self.tokenizer.encode(text, add_special=False), params or SamplingParams(), continues=False)
 
     def _encode(self, text: str) -> list[int]:
+        self._check_length(text)
         ids = self.tokenizer.encode(text)
         if not ids and self.tokenizer.bos_id is not None:
             return [self.tokenizer.bos_id]
@@ -170,11 +172,20 @@ class Model:
             if not 0 <= value < size:
                 raise ArgumentError(f"prompt: token id {value} at position {position}, expected 0..{size - 1}")
         if len(checked) > self.context:
-            raise ContextFullError(
-                f"the prompt has {len(checked)} tokens, the context holds {self.context}; shorten the prompt or load "
-                f"with a larger context (this model allows {self.config.context_length})"
-            )
+            raise self._full(f"{len(checked)} tokens")
         return checked
+
+    def _check_length(self, text: str) -> None:
+        """Raise ContextFullError for a text that is too long however it is encoded, without encoding it."""
+        least = self.tokenizer.least_tokens(text, self.context)
+        if least > self.context:
+            raise self._full(f"at least {least} tokens")
+
+    def _full(self, found: str) -> ContextFullError:
+        return ContextFullError(
+            f"the prompt has {found}, the context holds {self.context}; shorten the prompt or load "
+            f"with a larger context (this model allows {self.config.context_length})"
+        )
 
     def _check_open(self) -> None:
         if self._closed:

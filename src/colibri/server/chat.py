@@ -87,6 +87,7 @@ def _plan(service: Service, body: ChatRequest) -> _Plan:
     style = style_of(template) if offered else None
     grammar = _grammar(body, offered)
     forced = grammar is not None
+    service.check_length(prompt)
     ids = tokenizer.encode(prompt, add_special=False)
     marker = None if style != "mistral" else tokenizer.token_id(MISTRAL)
     return _Plan(

@@ -45,10 +45,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def context_exceeded(prompt: int, context: int) -> ApiError:
-    """The prompt leaves no room; both counts are in the message."""
+def context_exceeded(prompt: int, context: int, *, estimate: bool = False) -> ApiError:
+    """The prompt leaves no room; both counts are in the message. An `estimate` is what it has at least."""
+    count = f"at least {prompt}" if estimate else f"{prompt}"
     return bad_request(
-        f"This model's context holds {context} tokens, but the prompt has {prompt}. Shorten the prompt, or serve with "
+        f"This model's context holds {context} tokens, but the prompt has {count}. Shorten the prompt, or serve with "
         "a larger context.",
         code="context_length_exceeded",
     )

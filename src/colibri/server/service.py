@@ -13,7 +13,7 @@ from colibri.engine.model import model_path
 from colibri.errors import ColibriError
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
-from colibri.server.problems import ApiError, bad_request, engine_lost
+from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
 from colibri.server.protocol import Output, Ready, Stats, Submit
 from colibri.server.settings import ServerSettings
 from colibri.server.supervisor import Supervisor, Ticket
@@ -101,11 +101,19 @@ class Service:
         return self.tokenizer
 
     async def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Ids of a text, without holding up other requests."""
+        """Ids of a prompt, without holding up other requests. Raises ApiError when it cannot fit into the context."""
+        await asyncio.to_thread(self.check_length, text)
         ids = await asyncio.to_thread(self.text.encode, text, add_special)
         if not ids and add_special and self.text.bos_id is not None:
             return [self.text.bos_id]
         return ids
+
+    def check_length(self, text: str) -> None:
+        """Raise ApiError for a prompt that is too long for the context however it is encoded, without encoding it."""
+        context = self.ready.context
+        least = self.text.least_tokens(text, context)
+        if least > context:
+            raise context_exceeded(least, context, estimate=True)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise ApiError for ids that the model does not know."""

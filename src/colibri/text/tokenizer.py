@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from colibri.errors import ArgumentError
 from colibri.text import chat, gguf_tokenizer
+from colibri.text.bounds import bytes_a_token
 from colibri.text.decoder import IncrementalDecoder
 from colibri.text.huggingface import Directory
 from colibri.text.pieces import Vocabulary
@@ -157,6 +158,22 @@ class Tokenizer:
         if add_special and special.add_eos and special.eos is not None:
             ids.append(special.eos)
         return ids
+
+    @cached_property
+    def _bytes_a_token(self) -> int | None:
+        return bytes_a_token(self._vocabulary)
+
+    def least_tokens(self, text: str, room: int) -> int:
+        """A number of tokens that the text has at least, from its length alone; more than `room` when it cannot fit.
+
+        Ask before `encode`, which cannot be interrupted and whose time and memory grow with the text.
+        """
+        if len(text) <= room // 4:
+            return 0
+        length = len(text.encode("utf-8", "surrogatepass"))
+        if length <= room or self._bytes_a_token is None:
+            return 0
+        return -(-length // self._bytes_a_token)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""

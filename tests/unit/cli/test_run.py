@@ -49,6 +49,21 @@ def test_a_prompt_from_standard_input_may_hold_any_bytes(command: list[str]) -> 
     done = colibri([*command, "--prompt", "-"], input=b"the \xff\xfe one\0")
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    assert b"note: 2 bytes of the text are not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("command", [[*RUN, "--prompt"], ["chat", "-m", str(TEXT), "--system"]])
+def test_an_argument_may_hold_any_bytes_too(command: list[str]) -> None:
+    done = colibri([*command, "the \udcff\udcfe\udce4 one"], "</dev/null")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"note: 3 bytes of the text are not UTF-8") == 1
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    done = colibri(["run", "--prompt", "-"], input=b"\xffword " * 2_000_000)
+    assert done.returncode == 1
+    assert b"colibri: the prompt has at least " in done.stderr
+    assert b"the context holds 2048" in done.stderr
 
 
 @pytest.mark.parametrize("command", [
