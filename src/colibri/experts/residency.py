@@ -92,7 +92,7 @@ class Residency:
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
                 here.layer_leases[layer].append(None)
-                self._counters.hits += k if rows == 1 else len(self._chosen(layer, ids)[0])
+                self._counters.hits += k if rows == 1 else len(set(ids.numpy().ravel().tolist()))
         if not complete:
             yield from self._leased_parts(layer, *self._chosen(layer, ids), rows)
             return
