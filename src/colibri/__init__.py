@@ -8,22 +8,18 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
 
 from colibri.errors import ColibriError
 
+TYPE_CHECKING = False  # that of `typing`, whose import takes as long as the rest of this file's
 if TYPE_CHECKING:
     from colibri.config import SamplingParams, Token
     from colibri.engine import infer, load
     from colibri.engine.model import Model
 
-__all__ = ["ColibriError", "Model", "SamplingParams", "Token", "__version__", "infer", "load"]
+    __version__: str
 
-try:
-    __version__ = version("colibri-moe")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+__all__ = ["ColibriError", "Model", "SamplingParams", "Token", "__version__", "infer", "load"]
 
 _HOMES = {  # imported when first used, so that `colibri --help` and small tools start fast
     "SamplingParams": "colibri.config",
@@ -34,7 +30,18 @@ _HOMES = {  # imported when first used, so that `colibri --help` and small tools
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'colibri' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("colibri-moe")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0.0.0"

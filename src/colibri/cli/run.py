@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import TokenIds, load_options, sampling_options
 from colibri.cli.output import print_json, rate, size
 from colibri.cli.progress import Progress, prefilling
@@ -16,8 +17,6 @@ from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.observe.trace import TokenTrace
-
-INTERRUPTED = 130
 
 
 @click.command("run")
@@ -48,7 +47,7 @@ def command(
             print_json(report(loaded, generation))
         else:
             click.echo(_timings(loaded, generation), err=True)
-    return 0 if complete else INTERRUPTED
+    return 0 if complete else EXIT_INTERRUPTED
 
 
 def _prompt(prompt: str | None, prompt_ids: list[int] | None) -> str | list[int]:

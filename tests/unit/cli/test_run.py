@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,8 +90,10 @@ def test_standard_input_is_closed() -> None:
 
 
 def test_nobody_reads_the_text() -> None:
-    for arguments in ([*RUN, "--prompt", "the one"], [*RUN, "--prompt", "the one", "--json"]):
-        assert colibri(arguments, ">&-").returncode == 0
+    for arguments in ([*RUN, "--prompt", "the one"], [*RUN, "--prompt", "the one", "--json"], ["inspect"], ["--help"]):
+        closed = colibri(arguments, ">&-")
+        assert closed.returncode == 1
+        assert closed.stderr.decode().splitlines()[-1] == "colibri: standard output: Bad file descriptor"
         done = colibri(arguments, "| true")
         assert b"Traceback" not in done.stderr
 
@@ -100,8 +103,17 @@ def test_nobody_reads_the_text() -> None:
 def test_the_disk_is_full(arguments: list[str]) -> None:
     done = colibri(arguments, ">/dev/full")
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1] == "colibri: [Errno 28] No space left on device"
+    assert done.stderr.decode().splitlines()[-1] == "colibri: standard output: No space left on device"
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["click", "numpy", "tokenizers"])
+def test_interrupted_while_a_module_is_imported(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = colibri([*RUN, "--prompt", "x"], env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 130
+    assert not done.stderr.strip()
 
 
 def test_names_in_messages_are_shown_not_obeyed(tmp_path: Path) -> None:
