@@ -25,6 +25,7 @@ RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 128
+REPETITION_PENALTIES = 0.01, 100.0  # beyond, logits overflow and nothing but the penalty decides
 MAX_THREADS = 256  # of the native pool
 
 
@@ -128,7 +129,7 @@ class SamplingParams:
         check_integer("top_k", self.top_k, 0)
         check_number("top_p", self.top_p, 0, 1, open_low=True)
         check_number("min_p", self.min_p, 0, 1)
-        check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         if self.seed is not None:
             check_integer("seed", self.seed, 0, (1 << 64) - 1)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -22,7 +22,9 @@ MODEL = ModelConfig(
     ("max_tokens", -1, "at least 0"), ("max_tokens", 1.5, "an integer"), ("max_tokens", True, "an integer"),
     ("temperature", -0.1, "at least 0"), ("temperature", float("nan"), "a number"), ("temperature", "1", "a number"),
     ("top_k", -1, "at least 0"), ("top_p", 0, "above 0"), ("top_p", 1.1, "at most 1"), ("min_p", 2, "at most 1"),
-    ("repetition_penalty", 0, "above 0"), ("seed", -1, "within"), ("seed", 1 << 64, "within"),
+    ("repetition_penalty", 0, "at least 0.01"),
+    ("repetition_penalty", 1e-300, "at least 0.01"), ("repetition_penalty", 1e300, "at most 100"),
+    ("seed", -1, "within"), ("seed", 1 << 64, "within"),
     ("stop", ("a", ""), "not empty"), ("stop", (1,), "texts"), ("ignore_eos", 1, "True or False"),
 ])  # fmt: skip
 def test_sampling(field: str, value: Any, expected: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from colibri.config import LoadOptions, check_path
+from colibri.config import REPETITION_PENALTIES, LoadOptions, check_path
 from colibri.errors import ArgumentError
 
 Decorated = Callable[..., Any]
@@ -131,7 +131,7 @@ def sampling_options(function: Decorated) -> Decorated:
             click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
             click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
             click.option(
-                "--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True
+                "--repetition-penalty", type=click.FloatRange(*REPETITION_PENALTIES), default=1.0, show_default=True
             ),
             click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
             click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),

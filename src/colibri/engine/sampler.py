@@ -49,7 +49,7 @@ class Sampler:
         """A token id, and ln of its probability in the model's own distribution. logits (vocab,), left as they are.
 
         `allowed` (vocab,) says which tokens may be chosen; at least one must. Raises NumericalError when a logit is a
-        NaN or an infinity.
+        NaN or an infinity, or becomes one by a penalty.
         """
         norm = log_sum_exp(logits)
         params = self._params
@@ -58,6 +58,8 @@ class Sampler:
             scores = penalize(logits, history, params.repetition_penalty)
         if self._chosen or params.logit_bias:
             scores = self._shift(scores.copy())
+        if scores is not logits and not math.isfinite(float(np.abs(scores).max())):
+            raise NumericalError("sampling: a penalty or a bias made a logit overflow; nothing was sampled")
         if allowed is not None:
             scores = np.where(allowed, scores, np.float32(-np.inf))
         token = int(scores.argmax()) if params.temperature == 0 else self._draw(scores)
@@ -130,7 +132,8 @@ def penalize(logits: F32, history: Sequence[int], penalty: float) -> F32:
     scores = logits.copy()
     seen = np.unique(np.asarray(history, np.int64))
     values = scores[seen]
-    scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+    with np.errstate(over="ignore"):  # the caller looks at what came out
+        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
     return scores
 
 

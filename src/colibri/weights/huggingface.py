@@ -210,9 +210,10 @@ def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict
     The types "llama3" and "dynamic" and the keys low_freq_factor and high_freq_factor are not in GGUF's vocabulary
     (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
     """
-    given = config.get("rope_parameters", config.get("rope_scaling", {}))
+    field = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    given = config.get(field, {})
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise FormatError(f"{config.source}: rope_parameters is {given!r:.80}, an object is expected")
+        raise FormatError(f"{config.source}: {field} is {given!r:.80}, an object is expected")
     rope = Metadata(config.source, {name: value for name, value in given.items() if value is not None})
     theta = rope.number("rope_theta", config.number("rope_theta", family.theta))
     part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))

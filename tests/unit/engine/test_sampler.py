@@ -188,3 +188,13 @@ def test_likeliest_tokens_have_the_logprobs_of_the_model() -> None:
     assert choice.token == 0
     assert [token for token, _ in choice.top] == [2, 1, 3]
     assert choice.top[0][1] == pytest.approx(2 - np.log(np.exp(values.astype(float)).sum()))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_what_overflows_by_a_penalty_is_not_sampled(sign: int) -> None:
+    logits = np.array([1, sign * 3e38, 2], np.float32)
+    sampler = Sampler(SamplingParams(repetition_penalty=0.5 if sign > 0 else 2))
+    with pytest.raises(NumericalError, match="overflow"):
+        sampler(logits, [1])
+    assert sampler(np.array([-np.float32(1e38), 0, -1e38], np.float32), [1]).token == 1
