@@ -15,6 +15,7 @@ from colibri.cli.output import count, print_json, size
 from colibri.cli.progress import Progress
 from colibri.config import DEFAULT_CONTEXT, LoadOptions
 from colibri.engine.loading import open_model
+from colibri.experts.plan import readable
 from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_collector
 from colibri.observe.compare import Ratio, compare, read_result
 from colibri.observe.limits import Meter
@@ -106,7 +107,7 @@ def _limits(report: dict[str, Any]) -> str:
         f"limits: of the integer peak in prefill, of the bandwidth in decode "
         f"({size(limits['active_bytes_per_token'])} and {count(limits['products_per_token'])} products a token)\n"
         f"Python's share of a decode step {limits['python_fraction']:.1%}, "
-        f"memory {size(memory['peak_rss_bytes'])} at most, experts {size(memory['expert_bytes_resident'])}"
+        f"memory {readable(memory['peak_rss_bytes'])} at most, experts {readable(memory['expert_bytes_resident'])}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import click
 
 from colibri.cli.options import load_options
-from colibri.cli.output import rate, size
+from colibri.cli.output import rate
 from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import valid_text
 from colibri.config import LoadOptions, SamplingParams
@@ -19,6 +19,7 @@ from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, ColibriError, ContextFullError
+from colibri.experts.plan import readable
 
 HELP = """\
 /new              forget the conversation
@@ -209,5 +210,5 @@ class Conversation:
         return (
             f"[{len(generation.ids)} tokens, {rate(times.decode_tokens_per_s)}; {generation.cached} of "
             f"{len(generation.prompt_ids)} prompt tokens reused; {int((counts > 0).sum())} experts in {len(layers)} "
-            f"layers, most used: {favourites}; {size(memory['expert_bytes_resident'])} of experts in memory]"
+            f"layers, most used: {favourites}; {readable(memory['expert_bytes_resident'])} of experts in memory]"
         )

@@ -15,12 +15,12 @@ from colibri.errors import ArgumentError
 
 Decorated = Callable[..., Any]
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
 
 
 class Size(click.ParamType[int]):
-    """A number of bytes: 2.5G, 800M, 1GiB or plain bytes; units are powers of 1024."""
+    """A number of bytes: 2.5G and 2.5GiB are in units of 1024, 2.5GB of 1000 as for files; or plain bytes."""
 
     name = "size"
 
@@ -30,7 +30,11 @@ class Size(click.ParamType[int]):
         match = _SIZE.fullmatch(value.strip())
         if match is None:
             self.fail(f"{value!r} is not a size; write it as 2.5G, 800M or bytes", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
+        unit = 1000 if (match[3] or "").upper() == "B" else 1024
+        size = int(float(match[1]) * unit ** _POWERS[match[2].upper()])
+        if size < 1:
+            self.fail(f"{value!r} is less than a byte; write it as 2.5G, 800M or bytes", param, ctx)
+        return size
 
 
 class TokenIds(click.ParamType[list[int]]):
@@ -83,7 +87,7 @@ def load_options(function: Decorated) -> Decorated:
     decorated: Decorated = command
     for option in reversed(
         (
-            click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G."),
+            click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G (GiB)."),
             click.option(
                 "--threads",
                 type=click.IntRange(1),

@@ -17,7 +17,7 @@ def count(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """A number of bytes in decimal units, as file sizes are given: 4.2 GB, 812 MB."""
+    """Bytes of a file or read from it, in decimal units: 4.2 GB, 812 MB. Memory is told in GiB and MiB, as --ram is."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= limit:
             return f"{value / limit:.3g} {unit}"

@@ -9,13 +9,14 @@ import click
 
 from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import TokenIds, load_options, sampling_options
-from colibri.cli.output import print_json, rate, size
+from colibri.cli.output import print_json, rate
 from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import read_text
 from colibri.config import LoadOptions, SamplingParams
 from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
+from colibri.experts.plan import readable
 from colibri.observe.trace import TokenTrace
 
 
@@ -40,7 +41,8 @@ def command(
         if verbose:
             click.echo(loaded.plan.describe(), err=True)
         generation = loaded.generate(text, params)
-        for note in (*loaded.notes, *generation.notes):
+        empty = ("the prompt is empty: the text begins after the begin token alone",) if text == "" else ()
+        for note in (*empty, *loaded.notes, *generation.notes):
             click.echo(f"note: {note}", err=True)
         complete = _stream(generation, quiet=as_json, trace=trace)
         if as_json:
@@ -101,5 +103,6 @@ def _timings(model: Model, generation: Generation) -> str:
         f"prefill {rate(times.prefill_tokens_per_s)} ({len(generation.prompt_ids)} tokens), "
         f"decode {rate(times.decode_tokens_per_s)} ({len(generation.ids)} tokens)\n"
         f"experts touched {routing['experts_touched']} of {routing['experts_total']} "
-        f"({size(memory['expert_bytes_resident'])}), memory {size(memory['peak_rss_bytes'])} at most"
+        f"({readable(memory['expert_bytes_resident'])} of experts in memory), "
+        f"memory {readable(memory['peak_rss_bytes'])} at most"
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from colibri.cli.options import Size, load_options
-from colibri.cli.output import size
 from colibri.config import LoadOptions
 from colibri.errors import UnsupportedError
+from colibri.experts.plan import readable
 
 if TYPE_CHECKING:
     from colibri.server.protocol import Ready
@@ -76,7 +76,7 @@ def _announce(service: Service, ready: Ready, url: str) -> None:
     fits = "every expert fits" if plan["fits"] else "experts come and go"
     click.echo(
         f"{service.name} at {url}  ({ready.model['layers']} layers, {ready.model['experts']} experts, "
-        f"{size(plan['budget_bytes'])} budget: {fits}; {ready.sequences} x {ready.context} tokens, "
+        f"{readable(plan['budget_bytes'])} budget: {fits}; {ready.sequences} x {ready.context} tokens, "
         f"{ready.threads} threads, {ready.isa})"
     )
     for note in ready.notes:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.text.pieces import Style, Vocabulary
 from colibri.text.special_tokens import SpecialIds
+from colibri.weights.json_file import problem
 
 MAX_TOKENS: Final = 1 << 22  # ten times any known vocabulary; bounds the memory that one large id asks for
 
@@ -133,7 +134,7 @@ class Directory:
         try:
             value = json.loads(_read(file))
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"{file}: found {error}, expected a JSON object. Fetch the file again.") from None
+            raise FormatError(f"{file}: found {problem(error)}, expected a JSON object. Fetch it again.") from None
         if not isinstance(value, dict):
             raise FormatError(f"{file}: found a {type(value).__name__}, expected a JSON object. Fetch the file again.")
         return value

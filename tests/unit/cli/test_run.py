@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from checkpoint_files import VOCABULARY, model_metadata, write_model
 
 from colibri.cli import main
+from colibri.cli.options import Size
 from colibri.weights.gguf_writer import Value
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -65,6 +67,25 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
     assert done.returncode == 1
     assert b"colibri: the prompt has at least " in done.stderr
     assert b"the context holds 2048" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "size"), [
+    ("2.5G", 5 << 29), ("1GiB", 1 << 30), ("2GB", 2 * 10**9), ("800m", 800 << 20), ("3 kB", 3000), ("77", 77),
+])  # fmt: skip
+def test_sizes(given: str, size: int) -> None:
+    assert Size().convert(given, None, None) == size
+
+
+def test_no_memory_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--prompt", "x", "--ram", "0"]) == 2
+    assert "'0' is less than a byte; write it as 2.5G" in capsys.readouterr().err
+
+
+def test_an_empty_prompt_is_noted_and_memory_is_told_in_the_units_of_ram() -> None:
+    done = colibri(["run", "--prompt", "", "--max-tokens", "2"])
+    assert done.returncode == 0, done.stderr
+    assert b"note: the prompt is empty" in done.stderr
+    assert re.search(rb"\d MiB of experts in memory\), memory [\d.]+ MiB at most", done.stderr)
 
 
 @pytest.mark.parametrize("command", [
