@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -46,8 +47,13 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes that this process had in memory; the system notes them now and then, so now may be the most."""
-    return max(resident_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    """The most bytes that this process had in memory; the system notes them now and then, so now may be the most.
+
+    Not getrusage's, which begins with the memory of the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    noted = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return max(resident_bytes(), int(noted[1]) * 1024 if noted else 0)
 
 
 def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:

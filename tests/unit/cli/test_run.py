@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_files import VOCABULARY, model_metadata, write_model
 
@@ -86,6 +87,12 @@ def test_an_empty_prompt_is_noted_and_memory_is_told_in_the_units_of_ram() -> No
     assert done.returncode == 0, done.stderr
     assert b"note: the prompt is empty" in done.stderr
     assert re.search(rb"\d MiB of experts in memory\), memory [\d.]+ MiB at most", done.stderr)
+
+
+def test_the_memory_at_most_is_not_that_of_who_started_it() -> None:
+    held = np.ones(600 << 20, np.uint8)
+    report = json.loads(colibri([*RUN, "--prompt", "the one", "--json"]).stdout)
+    assert report["memory"]["peak_rss_bytes"] < held.nbytes
 
 
 @pytest.mark.parametrize("command", [
