@@ -37,6 +37,7 @@ def command(
         Progress(lambda: state[0]),
         open_model(replace(options, context=options.context or window)) as loaded,
     ):
+        loaded.checkpoint.check_output(output)
         calibration = calibrate(loaded, loaded.tokenizer.encode(text), window, windows, show)
     write_imatrix(output, calibration, file.name, count, window)
     rare = read_imatrix(output).rarely_seen()

@@ -38,6 +38,7 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
     elif file is None:
         raise ArgumentError("swap: give a FILE, or --revert")
     elif export:
+        checkpoint.check_output(file)
         export_expert(store, expert, file)
         click.echo(f"expert {expert} is in {file}")
     else:

@@ -88,6 +88,8 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     if options.name is not None:
         metadata["general.name"] = options.name
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
+    for file in writer.files:
+        checkpoint.check_output(file)
     old = _old_files(checkpoint, destination, writer, options.replace)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance))

@@ -152,7 +152,12 @@ class Tokenizer:
         if not isinstance(text, str):
             raise ArgumentError(f"text: found {type(text).__name__}, expected a string")
         vocabulary, special = self._loaded
-        ids: list[int] = vocabulary.backend.encode(_valid(text), add_special_tokens=add_special).ids
+        try:
+            ids: list[int] = vocabulary.backend.encode(_valid(text), add_special_tokens=add_special).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library panics when a pattern gives up; a panic is not an Exception
+            raise ArgumentError(f"text: the model's tokenizer gave up on it ({error}); give another text") from None
         if add_special and special.add_bos and special.bos is not None:
             ids.insert(0, special.bos)
         if add_special and special.add_eos and special.eos is not None:

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
@@ -60,6 +60,13 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """The files that hold tensors, in the order of their names."""
         return tuple(sorted({info.file for info in self.tensors.values()}))
+
+    def check_output(self, path: Path) -> None:
+        """Raises ArgumentError when writing `path` would destroy a file of this checkpoint, or what is not a file."""
+        if path.exists() and not path.is_file():
+            raise ArgumentError(f"{path}: is not a file and is not replaced; give another name")
+        if path.resolve() in {file.resolve() for file in (self.path, *self.files)}:
+            raise ArgumentError(f"{path}: the model is read from this file, which is not replaced; give another name")
 
     def key(self, name: str) -> str:
         """`name` with the architecture in front, as most metadata keys have it."""

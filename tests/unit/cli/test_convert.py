@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,29 @@ def test_perplexity(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "bytes.txt")]) == 1
     assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "t.txt")]) == 1
     assert "two windows" in capsys.readouterr().err
+
+
+def test_nothing_is_written_over_the_model_or_what_is_not_a_file(
+    source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the thing " * 40)
+    model = tmp_path / "m.gguf"
+    shutil.copy(converted, model)
+    before = model.read_bytes()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("m.gguf", "the model is read from"), ("folder", "is not a file"), ("pipe", "is not a file")):
+        target = str(tmp_path / name)
+        commands = (
+            ["convert", str(model), target, "--quantize", "q4_0", "--force"],
+            ["swap", "-m", str(model), "--expert", "1", "--export", target],
+            ["calibrate", "-m", str(model), "-f", str(text), "-o", target, "--window", "32", "--windows", "1"],
+        )
+        for command in commands:
+            assert main(command) == 1, command
+            assert reason in capsys.readouterr().err, command
+    assert model.read_bytes() == before
+    weights = source / "model.safetensors"
+    assert main(["convert", str(source), str(weights), "--quantize", "q8_0", "--force"]) == 1
+    assert open_checkpoint(source).files == (weights,)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizer_samples import QWEN2, TEXTS, byte_level_metadata, load_metadata, train_byte_level
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.text import load_tokenizer
 from colibri.text.gguf_tokenizer import merges_from_scores
 from colibri.text.pretokenizers import PRE_TOKENIZERS
@@ -254,3 +254,12 @@ def test_words(name: str) -> None:
     text, expected = WORDS[name]
     words = [word for word, _ in PRE_TOKENIZERS[name].splitter().pre_tokenize_str(text)]
     assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word in words] == expected
+
+
+def test_a_pattern_that_gives_up_is_a_typed_error(tmp_path: Path, backend: Backend) -> None:
+    endless = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([endless, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer = load_tokenizer(write(tmp_path, backend))
+    with pytest.raises(ArgumentError, match="gave up on it"):
+        tokenizer.encode("a" * 54 + "!")
+    assert tokenizer.decode(tokenizer.encode("still here")) == "still here"
