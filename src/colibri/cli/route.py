@@ -18,9 +18,8 @@ from colibri.config import LoadOptions
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.stats import RoutingStats
+from colibri.experts.stats import RoutingStats, co_activation, entropy
 from colibri.observe.replay import Score, Trace, compare
-from colibri.observe.routing import co_activation, entropy
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
 PAIRS = 2

@@ -77,7 +77,7 @@ class Model:
 
     @property
     def routing(self) -> RoutingStats:
-        """Which experts were chosen: counts, trace."""
+        """Which experts were chosen: counts, entropy, co_activation, trace."""
         return self.experts.routing
 
     @property

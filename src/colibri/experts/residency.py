@@ -371,5 +371,3 @@ def _only(keys: list[int], base: int) -> ops.Tensor:
     only = ops.tensor("I32", (len(keys),))
     only.numpy()[:] = np.array(keys, np.int32) - base
     return only
-
-

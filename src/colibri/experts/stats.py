@@ -76,6 +76,14 @@ class RoutingStats:
         whole = np.concatenate([empty, *self._blocks])
         return whole if self.trace_tokens is None else whole[max(0, len(whole) - self.trace_tokens) :]
 
+    def entropy(self) -> NDArray[np.float64]:
+        """Entropy of each layer's choices in bits; log2(experts) is an even load. (layers,)"""
+        return entropy(self.counts)
+
+    def co_activation(self, layer: int) -> NDArray[np.int64]:
+        """How many tokens of the trace chose each pair of experts in one layer: (experts, experts)."""
+        return co_activation(self.trace()[:, layer], self.experts)
+
     def _start_block(self, rows: int) -> None:
         self._buffer: NDArray[np.int16] = np.empty((rows, self.layers, self.experts_per_token), np.int16)
         self._filled = 0  # rows
@@ -96,3 +104,22 @@ class RoutingStats:
         most = self.trace_tokens
         while most is not None and self._blocks and self._held - len(self._blocks[0]) >= most:
             self._held -= len(self._blocks.popleft())
+
+
+def entropy(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Entropy in bits of each row of counts."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(share > 0, share * np.log2(share), 0.0)
+    result: NDArray[np.float64] = -terms.sum(axis=1)
+    return result
+
+
+def co_activation(chosen: NDArray[np.int16], experts: int) -> NDArray[np.int64]:
+    """Pairs chosen together by (tokens, k) rows of one layer: (experts, experts); the diagonal counts choices."""
+    pairs = np.zeros((experts, experts), np.int64)
+    rows = chosen[(chosen >= 0).all(axis=1)].astype(np.int64)
+    for slot in range(rows.shape[1]):
+        for other in range(rows.shape[1]):
+            np.add.at(pairs, (rows[:, slot], rows[:, other]), 1)
+    return pairs

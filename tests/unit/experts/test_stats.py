@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colibri.experts.stats import NO_EXPERT, RoutingStats
+from colibri.experts.stats import NO_EXPERT, RoutingStats, co_activation, entropy
 
 
 def steps(seed: int, count: int, layers: tuple[int, ...], experts: int, k: int) -> list[np.ndarray]:
@@ -41,3 +41,19 @@ def test_trace_is_bounded() -> None:
     assert stats.trace()[:, 0, 0].tolist() == [token % 8 for token in range(900, 1000)]
     assert stats.counts.sum() == 1000
     assert stats.experts_touched == 8
+
+
+def test_entropy() -> None:
+    np.testing.assert_allclose(entropy(np.array([[4, 4, 4, 4], [7, 0, 0, 0], [0, 0, 0, 0]])), [2, 0, 0])
+
+
+def test_co_activation() -> None:
+    pairs = co_activation(np.array([[0, 1], [1, 0], [2, 3], [NO_EXPERT, NO_EXPERT]], np.int16), 4)
+    np.testing.assert_array_equal(pairs, [[2, 2, 0, 0], [2, 2, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
+
+
+def test_the_routing_of_a_model_gives_both() -> None:
+    stats = RoutingStats(1, 4, 2)
+    stats.record(np.array([[[0, 1], [1, 0], [2, 3]]], np.int32))
+    np.testing.assert_array_equal(stats.co_activation(0), [[2, 2, 0, 0], [2, 2, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
+    np.testing.assert_allclose(stats.entropy(), entropy(stats.counts))
