@@ -1,6 +1,7 @@
 """Rates of the products against the limits of the machine: `python benchmarks/kernels.py [--threads N]`.
 
-Decode is one column over weights that no cache holds, in GB/s of tiles; prefill is many columns, in G products/s.
+Decode is one column over weights that no cache holds, in GB/s of tiles; prefill is many columns, in G products/s. Tiling is
+one thread's, of a piece as experts are read in, from the second cache to memory that no cache holds, in GB/s of the file's bytes.
 Limits and products are measured in turn, and the best of each counts: other work on the machine only slows both.
 With one thread the time is that of the processor, so that other processes disturb less. A row for each rate is
 appended to results/kernels-<processor>.csv.
@@ -24,6 +25,7 @@ from colibri import ops
 HIDDEN, INTERMEDIATE, SLOTS = 2048, 768, 8
 SHAPES = ((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))  # of gate, up, down
 DECODE_BYTES = 384 << 20
+PIECE_BYTES = 512 << 10
 ROUNDS = 4
 COLUMNS = ["processor", "isa", "threads", "commit", "what", "type", "columns", "rate", "limit", "unit"]
 
@@ -77,6 +79,24 @@ def decode(name: str) -> tuple[float, float]:
     return max(rates), max(limits)
 
 
+def tiling(name: str) -> tuple[float, float]:
+    """GB/s of tiling by one thread, and of reading memory by one."""
+    form, threads = ops.BLOCK_TYPES[name], ops.threads()
+    row_bytes = HIDDEN // form.values * form.bytes
+    rows = PIECE_BYTES // row_bytes // 16 * 16
+    plain = np.random.default_rng(0).integers(0, 256, rows * row_bytes, np.uint8)
+    places = [ops.tensor(name, (rows, HIDDEN), tiled=True) for _ in range(DECODE_BYTES // plain.nbytes)]
+
+    def piecewise() -> None:
+        for place in places:
+            ops.tile(place, plain)
+
+    ops.set_threads(1)
+    rate, limit = len(places) * plain.nbytes / best_seconds(piecewise) / 1e9, max(ops.measure_read(256 << 20, 0.2)) / 1e9
+    ops.set_threads(threads)
+    return rate, limit
+
+
 def products(name: str, n: int, exact: bool) -> float:
     """G products/s of n columns over weights of 1024 rows."""
     w, x, out = weight(name, 1024, HIDDEN), rows_of(n, HIDDEN), ops.tensor("F32", (n, 1024))
@@ -119,6 +139,8 @@ def main() -> None:
     peak = max(max(ops.measure_dot(0.5)) for _ in range(ROUNDS)) / 1e9
     for name in ops.BLOCK_TYPES:
         report("decode", name, 1, *decode(name), "GB/s")
+    for name in ops.BLOCK_TYPES:
+        report("tiling", name, 1, *tiling(name), "GB/s")
     for name in ops.BLOCK_TYPES:
         for n in (1, 2, 4, 8, 16, 32, 64):
             report("products", name, n, products(name, n, exact=False), peak, "G/s")

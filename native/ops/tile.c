@@ -1,16 +1,40 @@
 /* Plain GGUF rows -> tiles, and rows of tiles -> floats. */
 #include "quants/formats.h"
 
-typedef void tile_function(uint8_t *tile, const struct rows *rows, int blocks);
+enum { MOST_BLOCK_BYTES = 210 };
+typedef void tile_function(uint8_t *tile, struct rows rows, int b, int blocks);
 
-VEC void tile_all(tile_function *tile_one, int type, uint8_t *tiles, const uint8_t *plain, int rows, int k) {
-    int blocks = k / type_info[type].values;
-    size_t stride = (size_t)blocks * (size_t)type_info[type].bytes;
-    for (int row = 0; row < rows; row += TILE_ROWS) {
-        int left = rows - row;
-        struct rows sixteen = {plain + (size_t)row * stride, stride, left < TILE_ROWS ? left : TILE_ROWS};
-        tile_one(tiles + (size_t)(row / TILE_ROWS) * tile_stride(type, k), &sixteen, blocks);
+/* Fewer than 16 rows, completed with zeros in `copy`. */
+VEC struct rows padded(uint8_t *copy, struct rows rows, int count, size_t bytes) {
+    memset(copy, 0, TILE_ROWS * bytes);
+    for (int row = 0; row < count; row++) memcpy(copy + (size_t)row * bytes, rows.first + (size_t)row * rows.stride, bytes);
+    return (struct rows){copy, bytes};
+}
+
+/* Values of k that fill no block of floats. */
+VEC void tile_rest(uint8_t *out, struct rows rows, int count, size_t bytes, size_t value) {
+    for (size_t i = 0; i < bytes; i += value)
+        for (size_t row = 0; row < TILE_ROWS; row++) {
+            if (row < (size_t)count) memcpy(out + TILE_ROWS * i + row * value, rows.first + row * rows.stride + i, value);
+            else memset(out + TILE_ROWS * i + row * value, 0, value);
+        }
+}
+
+VEC void tile_all(tile_function *tile_block, int type, uint8_t *tiles, const uint8_t *plain, int rows, int k) {
+    const bool floats = type_info[type].values == 1;
+    size_t bytes = (size_t)type_info[type].bytes, stride = (size_t)(k / type_info[type].values) * bytes, value = bytes;
+    if (floats) bytes = 16;
+    int blocks = (int)(stride / bytes);
+    for (int row = 0; row < rows; row += TILE_ROWS, tiles += tile_stride(type, k)) {
+        int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+        struct rows in = {plain + (size_t)row * stride, stride};
+        for (int b = 0; b < blocks; b++, in.first += bytes) {
+            uint8_t copy[TILE_ROWS * MOST_BLOCK_BYTES];
+            tile_block(tiles, count == TILE_ROWS ? in : padded(copy, in, count, bytes), b, blocks);
+        }
+        if (floats) tile_rest(tiles + TILE_ROWS * bytes * (size_t)blocks, in, count, stride % bytes, value);
     }
+    vb_streamed();
 }
 
 VEC void untile(floats_function *floats_of, int type, float *out, const uint8_t *tiles, int row, int k) {

@@ -1,17 +1,15 @@
-/* F32, F16, BF16. Tile: [k][row]. */
-VEC void tile_floats(uint8_t *tile, const struct rows *rows, int k, size_t bytes) {
-    for (int row = 0; row < 16; row++) {
-        const uint8_t *in = row < rows->count ? row_block(rows, row, 0) : NULL;
-        for (int i = 0; i < k; i++) {
-            uint8_t *out = tile + (16 * (size_t)i + (size_t)row) * bytes;
-            if (in) memcpy(out, in + (size_t)i * bytes, bytes);
-            else memset(out, 0, bytes);
-        }
-    }
+/* F32, F16, BF16. Tile: [k][row]. Tiled by blocks of 16 bytes: four or eight values of k. */
+VEC void tile_f32(uint8_t *tile, struct rows rows, int b, int blocks) {
+    (void)blocks;
+    interleave(tile + 256 * (size_t)b, rows, 0, 1, 0);
 }
-VEC void tile_f32(uint8_t *tile, const struct rows *rows, int k) { tile_floats(tile, rows, k, 4); }
-VEC void tile_f16(uint8_t *tile, const struct rows *rows, int k) { tile_floats(tile, rows, k, 2); }
-VEC void tile_bf16(uint8_t *tile, const struct rows *rows, int k) { tile_floats(tile, rows, k, 2); }
+VEC void tile_f16(uint8_t *tile, struct rows rows, int b, int blocks) {
+    vb pairs[4];
+    (void)blocks;
+    vb_load_rows(pairs, rows.first, rows.stride);
+    VEC_UNROLL for (int i = 0; i < 4; i++) vb_stream(tile + 256 * (size_t)b + 64 * i, vb_halves(pairs[i]));
+}
+VEC void tile_bf16(uint8_t *tile, struct rows rows, int b, int blocks) { tile_f16(tile, rows, b, blocks); }
 
 /* 16 rows of one value of k */
 VEC vf load_f32(const uint8_t *p) { return vf_load((const float *)(const void *)p); }

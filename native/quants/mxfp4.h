@@ -1,11 +1,9 @@
 /* MXFP4 (OCP microscaling). Plain: e8m0 exponent, 16 bytes of e2m1 nibbles ordered as in Q4_0.
  * Tile: all nibbles as [block][4][row][4], then all exponents as [block][row]. */
-VEC void tile_mxfp4(uint8_t *tile, const struct rows *rows, int blocks) {
-    uint8_t *exponents = tile + (size_t)blocks * 256;
-    for (int b = 0; b < blocks; b++) {
-        for (int row = 0; row < 16; row++) exponents[16 * (size_t)b + row] = *row_block(rows, row, (size_t)b * 17);
-        interleave(tile + (size_t)b * 256, rows, (size_t)b * 17 + 1, 4);
-    }
+VEC void tile_mxfp4(uint8_t *tile, struct rows rows, int b, int blocks) {
+    uint8_t *exponents = tile + (size_t)blocks * 256 + 16 * (size_t)b;
+    for (int row = 0; row < 16; row++) exponents[row] = rows.first[(size_t)row * rows.stride];
+    interleave(tile + (size_t)b * 256, rows, 1, 1, 0);
 }
 
 /* 2^(e - 128), half the scale because the steps are doubled; in two factors, since e = 0 and 1 give subnormals. */

@@ -1,6 +1,6 @@
 /* A panel: 16 rows x up to 256 values of k of any integer format, unpacked into the one form that the dot products read.
  * It stays in the first cache, so unpacking is paid once for all columns of x. A format NAME is its layout:
- *   tile_NAME    plain rows -> tile
+ *   tile_NAME    block b of 16 plain rows -> its place in the tile
  *   bytes_NAME   16 rows x 4 values of a block, unpacked, as the dot products want them
  *   scales_NAME  the scales and minima of blocks [first, first + count), into a panel */
 #ifndef COLIBRI_QUANTS_PANEL_H
@@ -18,24 +18,21 @@ struct panel {
     float min_scale[16];
 };
 
-/* 16 plain rows; those past the end of the matrix read as zero blocks. */
-struct rows { const uint8_t *first; size_t stride; int count; };
-VEC const uint8_t *row_block(const struct rows *rows, int row, size_t offset) {
-    static const uint8_t zeros[256];
-    return row < rows->count ? rows->first + (size_t)row * rows->stride + offset : zeros;
-}
+/* One block of each of 16 plain rows, `stride` bytes apart. */
+struct rows { const uint8_t *first; size_t stride; };
 
-/* Bytes [offset, offset + 4 * count) of a block of every row -> [count][row][4] */
-VEC void interleave(uint8_t *out, const struct rows *rows, size_t offset, int count) {
-    for (int row = 0; row < 16; row++) {
-        const uint8_t *in = row_block(rows, row, offset);
-        for (int i = 0; i < count; i++) memcpy(out + 64 * i + 4 * row, in + 4 * i, 4);
+/* Bytes [offset, offset + 16 * count) of every row, plus `add` each -> [4 * count][row][4] */
+VEC void interleave(uint8_t *out, struct rows rows, size_t offset, int count, uint8_t add) {
+    for (int i = 0; i < count; i++) {
+        vb words[4];
+        vb_load_rows(words, rows.first + offset + 16 * i, rows.stride);
+        for (int w = 0; w < 4; w++) vb_stream(out + 256 * i + 64 * w, vb_add(words[w], vb_set1(add)));
     }
 }
 
-/* The same for single 16-bit values -> [row] */
-VEC void interleave16(uint8_t *out, const struct rows *rows, size_t offset) {
-    for (int row = 0; row < 16; row++) memcpy(out + 2 * row, row_block(rows, row, offset), 2);
+/* The 16-bit values at `offset` of every row -> [row] */
+VEC void interleave16(uint8_t *out, struct rows rows, size_t offset) {
+    for (int row = 0; row < 16; row++) memcpy(out + 2 * row, rows.first + (size_t)row * rows.stride + offset, 2);
 }
 
 VEC vf scale16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }

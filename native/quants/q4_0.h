@@ -1,10 +1,8 @@
 /* Q4_0. Plain: f16 scale, 16 bytes: k = 0..15 in the low, 16..31 in the high nibbles, plus 8.
  * Tile: all nibbles as [block][4][row][4], then all scales as [block][row]. */
-VEC void tile_q4_0(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++) {
-        interleave16(tile + (size_t)blocks * 256 + 32 * (size_t)b, rows, (size_t)b * 18);
-        interleave(tile + (size_t)b * 256, rows, (size_t)b * 18 + 2, 4);
-    }
+VEC void tile_q4_0(uint8_t *tile, struct rows rows, int b, int blocks) {
+    interleave16(tile + (size_t)blocks * 256 + 32 * (size_t)b, rows, 0);
+    interleave(tile + (size_t)b * 256, rows, 2, 1, 0);
 }
 
 enum { STRIDE_Q4_0 = 256 };

@@ -4,10 +4,11 @@
 enum { STRIDE_Q4_K = 16 * 144 };
 
 /* The scales, minima and their factors, of Q4_K and Q5_K. */
-VEC void tile_k_scales(uint8_t *out, const struct rows *rows, size_t block) {
-    interleave(out, rows, block + 4, 3);
-    interleave16(out + 192, rows, block);
-    interleave16(out + 224, rows, block + 2);
+VEC void tile_k_scales(uint8_t *out, struct rows rows) {
+    vb words[4]; /* d and dmin, then the packed scales */
+    vb_load_rows(words, rows.first, rows.stride);
+    for (int w = 1; w < 4; w++) vb_stream(out + 64 * (w - 1), words[w]);
+    vb_stream(out + 192, vb_halves(words[0]));
 }
 
 /* `high_unit`: what the bytes of odd groups of 32 are multiplied by in the panel, a power of two. */
@@ -25,11 +26,10 @@ VEC void k_scales(struct panel *p, const uint8_t *in, int high_unit) {
     vf_store(p->min_scale, scale16(in + 224));
 }
 
-VEC void tile_q4_k(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++, tile += STRIDE_Q4_K) {
-        interleave(tile, rows, (size_t)b * 144 + 16, 32);
-        tile_k_scales(tile + 2048, rows, (size_t)b * 144);
-    }
+VEC void tile_q4_k(uint8_t *tile, struct rows rows, int b, int blocks) {
+    (void)blocks, tile += (size_t)b * STRIDE_Q4_K;
+    interleave(tile, rows, 16, 8, 0);
+    tile_k_scales(tile + 2048, rows);
 }
 
 VEC vb bytes_q4_k(const uint8_t *block, int g) {

@@ -2,12 +2,11 @@
  * Tile, a block: nibbles [32][row][4], fifth bits [8][row][4], packed scales [3][row][4], d [row], dmin [row]. */
 enum { STRIDE_Q5_K = 16 * 176 };
 
-VEC void tile_q5_k(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++, tile += STRIDE_Q5_K) {
-        interleave(tile, rows, (size_t)b * 176 + 48, 32);
-        interleave(tile + 2048, rows, (size_t)b * 176 + 16, 8);
-        tile_k_scales(tile + 2560, rows, (size_t)b * 176);
-    }
+VEC void tile_q5_k(uint8_t *tile, struct rows rows, int b, int blocks) {
+    (void)blocks, tile += (size_t)b * STRIDE_Q5_K;
+    interleave(tile, rows, 48, 8, 0);
+    interleave(tile + 2048, rows, 16, 2, 0);
+    tile_k_scales(tile + 2560, rows);
 }
 
 VEC vb bytes_q5_k(const uint8_t *block, int g) {

@@ -4,18 +4,14 @@
  * Tile, a block: ql [32][row][4], qh [16][row][4], scales [16][row], d [row], 32 bytes of padding. */
 enum { STRIDE_Q6_K = 16 * 212 };
 
-VEC void tile_q6_k(uint8_t *tile, const struct rows *rows, int blocks) {
-    for (int b = 0; b < blocks; b++, tile += STRIDE_Q6_K) {
-        size_t block = (size_t)b * 210;
-        interleave(tile, rows, block, 32);
-        interleave(tile + 2048, rows, block + 128, 16);
-        for (int row = 0; row < 16; row++) {
-            const uint8_t *scales = row_block(rows, row, block + 192);
-            for (int j = 0; j < 16; j++) tile[3072 + 16 * j + row] = scales[j];
-        }
-        interleave16(tile + 3328, rows, block + 208);
-        memset(tile + 3360, 0, 32);
-    }
+VEC void tile_q6_k(uint8_t *tile, struct rows rows, int b, int blocks) {
+    vb scales[4];
+    (void)blocks, tile += (size_t)b * STRIDE_Q6_K;
+    interleave(tile, rows, 0, 12, 0);
+    vb_load_rows(scales, rows.first + 192, rows.stride);
+    for (int j = 0; j < 16; j++) vi_to_i8((int8_t *)tile + 3072 + 16 * j, vi_shr(vi_from_vb(scales[j / 4]), 8 * (j % 4)));
+    interleave16(tile + 3328, rows, 208);
+    memset(tile + 3360, 0, 32);
 }
 
 VEC vb bytes_q6_k(const uint8_t *block, int g) {

@@ -1,12 +1,7 @@
 /* Q8_0. Plain: f16 scale, 32 int8. Tile: all bytes + 128 as [block][k / 4][row][4], then all scales as [block][row]. */
-VEC void tile_q8_0(uint8_t *tile, const struct rows *rows, int blocks) {
-    uint8_t *scales = tile + (size_t)blocks * 512;
-    for (int b = 0; b < blocks; b++) {
-        uint8_t *bytes = tile + (size_t)b * 512;
-        interleave16(scales + 32 * (size_t)b, rows, (size_t)b * 34);
-        interleave(bytes, rows, (size_t)b * 34 + 2, 8);
-        for (int i = 0; i < 512; i++) bytes[i] ^= 0x80;
-    }
+VEC void tile_q8_0(uint8_t *tile, struct rows rows, int b, int blocks) {
+    interleave16(tile + (size_t)blocks * 512 + 32 * (size_t)b, rows, 0);
+    interleave(tile + (size_t)b * 512, rows, 2, 2, 128);
 }
 
 enum { STRIDE_Q8_0 = 512 };

@@ -110,7 +110,7 @@ static void check_narrowing(const struct kernels *table) {
         }
         table->kv_append[KV_F16](keys, got, key, value, 0, 16, 16);
         note(got, sizeof got);
-        uint8_t tile[16 * 2 * 16];
+        _Alignas(64) uint8_t tile[16 * 2 * 16];
         float widened[16];
         table->tile[T_F16](tile, got, 1, 16);
         table->untile_row[T_F16](widened, tile, 0, 16);

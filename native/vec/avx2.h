@@ -73,9 +73,10 @@ VEC __m128i vec_load64(const void *p) { return _mm_loadl_epi64((const __m128i *)
 VEC vi vi_from_i8(const int8_t *p) { return (vi){_mm256_cvtepi8_epi32(vec_load64(p)), _mm256_cvtepi8_epi32(vec_load64(p + 8))}; }
 VEC vi vi_from_u8(const uint8_t *p) { return (vi){_mm256_cvtepu8_epi32(vec_load64(p)), _mm256_cvtepu8_epi32(vec_load64(p + 8))}; }
 VEC void vi_to_i8(int8_t *p, vi x) {
-    int32_t lanes[16];
-    vi_store(lanes, x);
-    for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+    const __m256i mask = _mm256_set1_epi32(255);
+    __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask));
+    words = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 VEC vf vf_from_vi(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 VEC vi vi_from_vf(vf x) { return (vi){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -96,6 +97,34 @@ VEC vb vb_load(const void *p) { return (vb){vec_load256(p), vec_load256((const c
 VEC void vb_store(void *p, vb x) {
     _mm256_storeu_si256((__m256i *)p, x.a);
     _mm256_storeu_si256((__m256i *)((char *)p + 32), x.b);
+}
+VEC void vb_stream(void *p, vb x) {
+    _mm256_stream_si256((__m256i *)p, x.a);
+    _mm256_stream_si256((__m256i *)((char *)p + 32), x.b);
+}
+VEC void vb_streamed(void) { _mm_sfence(); }
+VEC __m256i vec_load_two(const uint8_t *p, size_t stride) { /* 16 bytes of rows 0 and 4 */
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(vec_load128(p)), vec_load128(p + 4 * stride), 1);
+}
+VEC void vec_transpose8(__m256i out[4], const uint8_t *first, size_t stride) { /* 4 x 4 in each half */
+    __m256i a = vec_load_two(first, stride), b = vec_load_two(first + stride, stride);
+    __m256i c = vec_load_two(first + 2 * stride, stride), d = vec_load_two(first + 3 * stride, stride);
+    __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+    __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+    out[0] = _mm256_unpacklo_epi64(ab_low, cd_low), out[1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+    out[2] = _mm256_unpacklo_epi64(ab_high, cd_high), out[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
+}
+VEC void vb_load_rows(vb out[4], const uint8_t *first, size_t stride) {
+    __m256i low[4], high[4];
+    vec_transpose8(low, first, stride);
+    vec_transpose8(high, first + 8 * stride, stride);
+    for (int w = 0; w < 4; w++) out[w] = (vb){low[w], high[w]};
+}
+VEC vb vb_halves(vb x) {
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    __m256i low = _mm256_packus_epi32(_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask));
+    __m256i high = _mm256_packus_epi32(_mm256_srli_epi32(x.a, 16), _mm256_srli_epi32(x.b, 16));
+    return (vb){_mm256_permute4x64_epi64(low, 0xd8), _mm256_permute4x64_epi64(high, 0xd8)};
 }
 VEC vb vb_set1(uint8_t x) { return (vb){_mm256_set1_epi8((char)x), _mm256_set1_epi8((char)x)}; }
 VEC vb vb_repeat16(const uint8_t *p) { __m256i t = _mm256_broadcastsi128_si256(vec_load128(p)); return (vb){t, t}; }

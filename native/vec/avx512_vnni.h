@@ -73,6 +73,26 @@ VEC vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
 /* bytes */
 VEC vb vb_load(const void *p) { return _mm512_loadu_si512(p); }
 VEC void vb_store(void *p, vb a) { _mm512_storeu_si512(p, a); }
+VEC void vb_stream(void *p, vb a) { _mm512_stream_si512(p, a); }
+VEC void vb_streamed(void) { _mm_sfence(); }
+VEC __m512i vec_load_four(const uint8_t *p, size_t stride) { /* 16 bytes of rows 0, 4, 8 and 12 */
+    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(p + 4 * stride)), 1);
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(p + 8 * stride)), 2);
+    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(p + 12 * stride)), 3);
+}
+VEC void vb_load_rows(vb out[4], const uint8_t *first, size_t stride) { /* a transposition of 4 x 4 in each quarter */
+    __m512i a = vec_load_four(first, stride), b = vec_load_four(first + stride, stride);
+    __m512i c = vec_load_four(first + 2 * stride, stride), d = vec_load_four(first + 3 * stride, stride);
+    __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+    __m512i cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+    out[0] = _mm512_unpacklo_epi64(ab_low, cd_low), out[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+    out[2] = _mm512_unpacklo_epi64(ab_high, cd_high), out[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+}
+VEC vb vb_halves(vb a) {
+    __m256i low = _mm512_cvtepi32_epi16(a), high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
 VEC vb vb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
 VEC vb vb_repeat16(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 /* As assembly, because compilers load the four bytes into a register of another kind first. */

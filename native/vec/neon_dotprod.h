@@ -104,6 +104,35 @@ VEC void vb_store(void *p, vb x) {
     uint8_t *q = p;
     vst1q_u8(q, x.a), vst1q_u8(q + 16, x.b), vst1q_u8(q + 32, x.c), vst1q_u8(q + 48, x.d);
 }
+VEC void vb_stream(void *p, vb x) { vb_store(p, x); }
+VEC void vb_streamed(void) {}
+VEC uint32x4_t vec_load_words(const uint8_t *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+VEC uint8x16_t vec_low_pairs(uint32x4_t x, uint32x4_t y) {
+    return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
+}
+VEC uint8x16_t vec_high_pairs(uint32x4_t x, uint32x4_t y) {
+    return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
+}
+VEC void vec_transpose4(uint8x16_t out[4], const uint8_t *first, size_t stride) {
+    uint32x4_t a = vec_load_words(first), b = vec_load_words(first + stride);
+    uint32x4_t c = vec_load_words(first + 2 * stride), d = vec_load_words(first + 3 * stride);
+    uint32x4_t ab_even = vtrn1q_u32(a, b), ab_odd = vtrn2q_u32(a, b), cd_even = vtrn1q_u32(c, d), cd_odd = vtrn2q_u32(c, d);
+    out[0] = vec_low_pairs(ab_even, cd_even), out[1] = vec_low_pairs(ab_odd, cd_odd);
+    out[2] = vec_high_pairs(ab_even, cd_even), out[3] = vec_high_pairs(ab_odd, cd_odd);
+}
+VEC void vb_load_rows(vb out[4], const uint8_t *first, size_t stride) {
+    uint8x16_t a[4], b[4], c[4], d[4];
+    vec_transpose4(a, first, stride), vec_transpose4(b, first + 4 * stride, stride);
+    vec_transpose4(c, first + 8 * stride, stride), vec_transpose4(d, first + 12 * stride, stride);
+    for (int w = 0; w < 4; w++) out[w] = (vb){a[w], b[w], c[w], d[w]};
+}
+VEC uint8x16_t vec_even(uint8x16_t x, uint8x16_t y) {
+    return vreinterpretq_u8_u16(vuzp1q_u16(vreinterpretq_u16_u8(x), vreinterpretq_u16_u8(y)));
+}
+VEC uint8x16_t vec_odd(uint8x16_t x, uint8x16_t y) {
+    return vreinterpretq_u8_u16(vuzp2q_u16(vreinterpretq_u16_u8(x), vreinterpretq_u16_u8(y)));
+}
+VEC vb vb_halves(vb x) { return (vb){vec_even(x.a, x.b), vec_even(x.c, x.d), vec_odd(x.a, x.b), vec_odd(x.c, x.d)}; }
 VEC vb vec_repeat(uint8x16_t x) { return (vb){x, x, x, x}; }
 VEC vb vb_set1(uint8_t x) { return vec_repeat(vdupq_n_u8(x)); }
 VEC vb vb_repeat16(const uint8_t *p) { return vec_repeat(vld1q_u8(p)); }

@@ -104,6 +104,18 @@ VEC vi vi_madd16(vi acc, vi a, vi b) {
 /* bytes */
 VEC vb vb_load(const void *p) { vb r; memcpy(&r, p, sizeof r); return r; }
 VEC void vb_store(void *p, vb a) { memcpy(p, &a, sizeof a); }
+VEC void vb_stream(void *p, vb a) { vb_store(p, a); } /* to what is not read soon, p a multiple of 64; see vb_streamed */
+VEC void vb_streamed(void) {}                         /* before another thread may read what was stored so */
+/* 16 bytes of each of 16 rows, `stride` bytes apart: out[i] is bytes 4 i .. 4 i + 3 of every row. */
+VEC void vb_load_rows(vb out[4], const uint8_t *first, size_t stride) {
+    LANES for (int w = 0; w < 4; w++) memcpy(out[w].byte + 4 * i, first + (size_t)i * stride + 4 * w, 4);
+}
+/* The first two bytes of every lane, then the others. */
+VEC vb vb_halves(vb a) {
+    vb r;
+    LANES memcpy(r.byte + 2 * i, a.byte + 4 * i, 2), memcpy(r.byte + 32 + 2 * i, a.byte + 4 * i + 2, 2);
+    return r;
+}
 VEC vb vb_set1(uint8_t x) { vb r; memset(&r, x, sizeof r); return r; }
 VEC vb vb_repeat16(const uint8_t *p) { vb r; BYTES r.byte[i] = p[i & 15]; return r; } /* a lookup table */
 VEC vb vb_repeat4(const void *p) { vb r; BYTES r.byte[i] = ((const uint8_t *)p)[i & 3]; return r; } /* 4 values of k */
