@@ -1,7 +1,8 @@
 """Rates of the products against the limits of the machine: `python benchmarks/kernels.py [--threads N]`.
 
-Decode is one column over weights that no cache holds, in GB/s of tiles; prefill is many columns, in G products/s. Tiling is
-one thread's, of a piece as experts are read in, from the second cache to memory that no cache holds, in GB/s of the file's bytes.
+Decode is one column over weights that no cache holds, in GB/s of tiles; prefill is many columns, in G products/s.
+Tiling is one thread's, of a piece as experts are read in, from the second cache to memory that no cache holds, in GB/s
+of the file's bytes.
 Limits and products are measured in turn, and the best of each counts: other work on the machine only slows both.
 With one thread the time is that of the processor, so that other processes disturb less. A row for each rate is
 appended to results/kernels-<processor>.csv.
@@ -92,9 +93,9 @@ def tiling(name: str) -> tuple[float, float]:
             ops.tile(place, plain)
 
     ops.set_threads(1)
-    rate, limit = len(places) * plain.nbytes / best_seconds(piecewise) / 1e9, max(ops.measure_read(256 << 20, 0.2)) / 1e9
+    seconds, limit = best_seconds(piecewise), max(ops.measure_read(256 << 20, 0.2))
     ops.set_threads(threads)
-    return rate, limit
+    return len(places) * plain.nbytes / seconds / 1e9, limit / 1e9
 
 
 def products(name: str, n: int, exact: bool) -> float:
