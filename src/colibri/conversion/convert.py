@@ -25,22 +25,25 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri import ops
+from colibri.conversion.checksums import SourceChecksums, checksum, source_checksums, summed_parts
 from colibri.conversion.dequantize import dequantize
 from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
 from colibri.conversion.mixes import mix as find_mix
-from colibri.conversion.plan import CHECKSUMS, Output, is_merged_experts, output_metadata, plan_outputs
+from colibri.conversion.plan import Output, output_metadata, plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, starting_threads
 from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
+from colibri.weights.gguf_writer import CHECKSUMS
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.tensor_info import TensorInfo
 
 CHUNK_VALUES: Final = 1 << 21  # 8 MB as float32: enough for a read, little beside a tensor
-_READ_BACK: Final = 8 << 20
+
+_UNITS: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -92,12 +95,13 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
         checkpoint.check_output(file)
     old = _old_files(checkpoint, destination, writer, options.replace)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
+    sums = source_checksums(checkpoint.path) if checkpoint.format == "gguf" else {}
+    _check_space(destination, writer)
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance))
     with journal.locked() as checksums, _tidy(writer, journal):
         if not checksums:  # of another plan, whose journal is gone
             for file in outputs_of(destination, ".partial"):
                 file.unlink()
-        _check_space(destination, writer)
         with writer, FileReader() as reader:
             resumed = len(checksums)
             writer.skip(resumed)
@@ -105,7 +109,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
             total = sum(spec.nbytes for spec in specs)
             with ThreadPoolExecutor(options.threads or ops.threads(), thread_name_prefix="convert") as pool:
                 for output in outputs[resumed:]:
-                    pieces = _Pieces(output, reader, importance.get(output.spec.name), pool)
+                    pieces = _Pieces(output, reader, importance.get(output.spec.name), pool, sums)
                     writer.write(output.spec.name, _counted(pieces, progress, done, total))
                     done += output.spec.nbytes
                     writer.sync()
@@ -113,7 +117,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
                     checksums.append(pieces.checksums)
             flat = [checksum for tensor in checksums for checksum in tensor]
             writer.rewrite({CHECKSUMS: np.array(flat, np.uint32)})
-            _read_back(writer.temporaries, specs_of=outputs, checksums=flat)
+            _read_back(writer.temporaries, flat)
             for file in old:
                 file.unlink()
         journal.remove()
@@ -127,12 +131,21 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
 
 
 class _Pieces:
-    """The bytes of one output tensor in order, computed by a few threads just ahead of the one that writes."""
+    """The bytes of one output tensor in order, computed by a few threads just ahead of the one that writes.
+
+    Raises FormatError behind a part of the source that does not have the checksum it was written with.
+    """
 
     def __init__(
-        self, output: Output, reader: FileReader, importance: Floats | None, pool: ThreadPoolExecutor
+        self,
+        output: Output,
+        reader: FileReader,
+        importance: Floats | None,
+        pool: ThreadPoolExecutor,
+        expected: SourceChecksums,
     ) -> None:
         self._output, self._reader, self._importance, self._pool = output, reader, importance, pool
+        self._expected = expected
         self.checksums: list[int] = []
 
     def __iter__(self) -> Iterator[Bytes]:
@@ -141,8 +154,9 @@ class _Pieces:
             self.checksums.append(zlib.crc32(constant.data))
             yield constant
             return
-        ahead: deque[tuple[int, Future[Bytes]]] = deque()
+        ahead: deque[tuple[int, Future[tuple[Bytes, Bytes]]]] = deque()
         jobs = self._jobs()
+        read = [0] * len(self._output.parts)  # checksums of the source's parts
         try:
             while True:
                 for part, first, count in jobs:
@@ -153,8 +167,12 @@ class _Pieces:
                 if not ahead:
                     return
                 part, future = ahead.popleft()
+                raw, piece = future.result()
+                if self._expected:
+                    read[part] = zlib.crc32(raw.data, read[part])
+                    if not ahead or ahead[0][0] != part:
+                        self._check(self._output.parts[part], read[part])
                 part = min(part, self._output.checksums - 1)
-                piece = future.result()
                 if part == len(self.checksums):
                     self.checksums.append(0)
                 self.checksums[part] = zlib.crc32(piece.data, self.checksums[part])
@@ -162,6 +180,14 @@ class _Pieces:
         finally:
             for _, future in ahead:
                 future.cancel()
+
+    def _check(self, part: TensorInfo, found: int) -> None:
+        expected = self._expected.get((part.file, part.offset, part.nbytes), found)
+        if found != expected:
+            raise FormatError(
+                f"{part.file}: {part.name} is damaged: checksum {found:08x}, {expected:08x} was written at conversion. "
+                "Fetch or convert the file again"
+            )
 
     def _jobs(self) -> Iterator[tuple[int, int, int]]:
         """(part, first row, rows) for every piece: whole heads where rows are reordered."""
@@ -174,23 +200,23 @@ class _Pieces:
             for first in range(0, rows, step):
                 yield part, first, min(step, rows - first)
 
-    def _compute(self, part: int, first: int, count: int) -> Bytes:
+    def _compute(self, part: int, first: int, count: int) -> tuple[Bytes, Bytes]:
+        """Rows of a part as the source has them, and as they are written."""
         info, spec = self._output.parts[part], self._output.spec
         k = 1 if self._output.head_rows and len(info.shape) == 1 else info.shape[-1]
         raw = np.empty((count, row_bytes(info.type, k)), np.uint8)
         self._reader.read_into(info.file, info.offset + first * raw.shape[1], raw)
-        if self._output.head_rows:
-            raw = adjacent_pairs(raw, self._output.head_rows)
+        ordered = adjacent_pairs(raw, self._output.head_rows) if self._output.head_rows else raw
         if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
-            return raw.reshape(-1)
+            return raw, ordered.reshape(-1)
         if info.type in ("F32", "F16", "BF16"):
-            rows = to_float32(raw.reshape(-1), info.type).reshape(-1, k)
+            rows = to_float32(ordered.reshape(-1), info.type).reshape(-1, k)
         else:
-            rows = dequantize(info.type, raw, len(raw), k)
+            rows = dequantize(info.type, ordered, len(ordered), k)
         weights = self._importance
         if weights is not None and weights.ndim == 2:
             weights = weights[part]
-        return quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
+        return raw, quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
 
 
 def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
@@ -296,29 +322,19 @@ def _check_space(destination: Path, writer: GGUFWriter) -> None:
     taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
     free, needed = shutil.disk_usage(directory).free, writer.nbytes - taken
     if free < needed:
-        raise FileError(f"{directory}: has {free / 1e9:.1f} GB free, the output needs {needed / 1e9:.1f} GB more")
+        unit, scale = next(((unit, scale) for unit, scale in _UNITS if needed >= scale), ("bytes", 1))
+        raise FileError(
+            f"{directory}: has {free / scale:.1f} {unit} free, the output needs {needed / scale:.1f} {unit} more; "
+            "free space, or write elsewhere"
+        )
 
 
-def _read_back(files: Sequence[Path], *, specs_of: Sequence[Output], checksums: Sequence[int]) -> None:
+def _read_back(files: Sequence[Path], checksums: Sequence[int]) -> None:
     """Compare what the disk holds with what was computed."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         tensors |= read_one_file(file).tensors
-    expected = iter(checksums)
     with FileReader() as reader:
-        for output in specs_of:
-            info = tensors[output.spec.name]
-            merged = is_merged_experts(info.name)
-            for part in [info.expert(number) for number in range(output.checksums)] if merged else [info]:
-                if checksum(part, reader) != next(expected):
-                    raise FormatError(f"{part.file}: {part.name} reads back as other bytes than were written")
-
-
-def checksum(info: TensorInfo, reader: FileReader) -> int:
-    """CRC-32 of a tensor's bytes."""
-    value, buffer = 0, np.empty(min(_READ_BACK, info.nbytes), np.uint8)
-    for at in range(0, info.nbytes, _READ_BACK):
-        piece = buffer[: min(_READ_BACK, info.nbytes - at)]
-        reader.read_into(info.file, info.offset + at, piece)
-        value = zlib.crc32(piece.data, value)
-    return value
+        for part, expected in zip(summed_parts(tensors), checksums, strict=True):
+            if checksum(part, reader) != expected:
+                raise FormatError(f"{part.file}: {part.name} reads back as other bytes than were written")

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from colibri.conversion.plan import Output, is_merged_experts
+from colibri.conversion.checksums import is_merged_experts
+from colibri.conversion.plan import Output
 from colibri.errors import FileError, FormatError
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from colibri.conversion.checksums import is_merged_experts
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.mixes import Context, Mix, tensor_type
 from colibri.conversion.rope_factors import NAME as ROPE_TABLE
@@ -18,13 +19,10 @@ from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
 from colibri.weights.gguf import read_gguf
-from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
 from colibri.weights.tensor_info import TensorInfo
 
-CHECKSUMS: Final = "colibri.checksums"
-ALGORITHM: Final = "colibri.checksum_algorithm"
 _SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|bias)")
-_MERGED_EXPERTS = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down|gate_up))_exps\.(weight|bias)")
 # Written anew, or about the files that are read.
 _DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|split\..*|colibri\..*")
 # In a layer the tensors of attention come first, as they are read first.
@@ -109,14 +107,8 @@ def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo,
 
 def _one_expert(gathered: Mapping[str, tuple[TensorInfo, ...]], expert: int) -> Iterator[tuple[str, tuple[TensorInfo]]]:
     for name, parts in gathered.items():
-        match = _MERGED_EXPERTS.fullmatch(name)
-        if match:
-            yield f"{match[1]}.{expert}.{match[2]}", (parts[expert],)
-
-
-def is_merged_experts(name: str) -> bool:
-    """Whether a tensor holds all experts of a layer, expert by expert."""
-    return _MERGED_EXPERTS.fullmatch(name) is not None
+        if is_merged_experts(name):
+            yield name.replace("_exps.", f".{expert}."), (parts[expert],)
 
 
 def _merged_name(name: str) -> str:
@@ -174,6 +166,5 @@ def output_metadata(
         **tokenizer,
         "general.file_type": mix.file_type,
         **({"general.quantization_version": 2} if quantized else {}),
-        ALGORITHM: "crc32",
         CHECKSUMS: np.zeros(checksums, np.uint32),
     }

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri.conversion.plan import CHECKSUMS, is_merged_experts
+from colibri.conversion.checksums import PIECE, summed_parts, whole_header, written_checksums
+from colibri.errors import FormatError
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
-from colibri.weights.gguf import read_gguf
+from colibri.weights.gguf import GGUFFile, read_gguf, read_one_file
+from colibri.weights.gguf_writer import HEADER_CHECKSUM
+from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
-_PIECE: Final = 4 << 20
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int, int], None]
 
@@ -32,50 +37,85 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """What was read and what was wrong with it; `checked` of `parts` had a checksum to compare with."""
+    """What was read and what was wrong with it; `checked` of `parts` had a checksum to compare with.
+
+    header: whether the metadata has a checksum.
+    """
 
     parts: int
     nbytes: int
     checked: int
+    header: bool
     damages: tuple[Damage, ...]
 
 
 def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> Verification:
     """Read every tensor, expert by expert. Raises FileError when a file cannot be read."""
-    parts = list(_parts(checkpoint))
-    expected = checkpoint.metadata.integers(CHECKSUMS, np.empty(0, np.uint32)).tolist()
-    known = len(expected) == len(parts)
-    damages, done, total = [], 0, sum(part.nbytes for part in parts)
+    if checkpoint.format == "gguf":
+        return verify_gguf(read_gguf(checkpoint.path), progress)
+    return _verify(checkpoint.metadata, checkpoint.tensors, [], progress)
+
+
+def verify_gguf(file: GGUFFile, progress: Progress | None = None) -> Verification:
+    """The same for any GGUF file or split, a model or not: its headers, its tensors, and what lies between them."""
+    damages = [damage for shard in file.files for damage in _outside_tensors(read_one_file(shard))]
+    return _verify(file.metadata, file.tensors, damages, progress)
+
+
+def _verify(
+    metadata: Metadata, tensors: Mapping[str, TensorInfo], damages: list[Damage], progress: Progress | None
+) -> Verification:
+    parts = list(summed_parts(tensors))
+    try:
+        expected = written_checksums(metadata, len(parts))
+    except FormatError as error:
+        damages.append(Damage(str(metadata.source), "metadata", str(error)))
+        expected = []
+    done, total = 0, sum(part.nbytes for part in parts)
     with FileReader() as reader:
-        for number, part in enumerate(parts):
+        for part, written in itertools.zip_longest(parts, expected):
             problem, value = _examine(part, reader)
-            if known and expected[number] != value:
-                problem = f"checksum {value:08x}, {expected[number]:08x} was written at conversion"
+            if written is not None and written != value:
+                problem = f"checksum {value:08x}, {written:08x} was written at conversion"
             if problem:
                 damages.append(Damage(str(part.file), part.name, problem))
             done += part.nbytes
             if progress is not None:
                 progress(done, total)
-    if expected and not known:
-        problem = f"{CHECKSUMS} holds {len(expected)} checksums, the file {len(parts)} tensors and experts"
-        damages.insert(0, Damage(str(checkpoint.path), CHECKSUMS, problem))
-    return Verification(len(parts), total, len(parts) if known else 0, tuple(damages))
+    return Verification(len(parts), total, len(expected), HEADER_CHECKSUM in metadata, tuple(damages))
 
 
-def _parts(checkpoint: Checkpoint) -> Iterator[TensorInfo]:
-    """Tensors in the order of the file, merged ones expert by expert."""
-    stored = read_gguf(checkpoint.path).tensors if checkpoint.format == "gguf" else checkpoint.tensors
-    for name, info in stored.items():
-        if is_merged_experts(name):
-            yield from (info.expert(expert) for expert in range(info.shape[0]))
-        else:
-            yield info
+def _outside_tensors(file: GGUFFile) -> Iterator[Damage]:
+    """Faults of one file's header and of the gaps, which are zeros; nothing follows the last tensor's."""
+    path, position = str(file.path), file.data_start
+    if not whole_header(file):
+        yield Damage(path, "metadata", f"is not what {HEADER_CHECKSUM} was written for")
+    with FileReader() as reader:
+        for info in sorted(file.tensors.values(), key=lambda info: info.offset):
+            if not _zeros(file.path, position, info.offset, reader):
+                yield Damage(path, f"the gap before {info.name}", "bytes that are not zero")
+            position = info.offset + info.nbytes
+        size, end = os.stat(file.path).st_size, position + -position % file.alignment
+        if not _zeros(file.path, position, min(end, size), reader):
+            yield Damage(path, "the gap behind the last tensor", "bytes that are not zero")
+    if size > end:
+        yield Damage(path, "the end", f"{size - end} bytes behind the last tensor")
+
+
+def _zeros(file: Path, start: int, end: int, reader: FileReader) -> bool:
+    buffer = np.empty(min(PIECE, max(0, end - start)), np.uint8)
+    for at in range(start, end, PIECE):
+        piece = buffer[: min(PIECE, end - at)]
+        reader.read_into(file, at, piece)
+        if piece.any():
+            return False
+    return True
 
 
 def _examine(part: TensorInfo, reader: FileReader) -> tuple[str, int]:
     """What is wrong with a part's numbers, if anything, and the CRC-32 of its bytes."""
     block = BY_NAME[part.type]
-    step = _PIECE // block.bytes * block.bytes
+    step = PIECE // block.bytes * block.bytes
     buffer = np.empty(min(step, part.nbytes), np.uint8)
     problem, value = "", 0
     for at in range(0, part.nbytes, step):

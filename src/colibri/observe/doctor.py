@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from colibri import ops
 from colibri.config import LoadOptions
-from colibri.conversion.plan import CHECKSUMS
 from colibri.engine.loading import plan_model
 from colibri.errors import ColibriError
 from colibri.experts.machine import detect_memory
@@ -19,6 +18,7 @@ from colibri.observe.forecast import measure_disk
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.summary import summarize
 from colibri.text.tokenizer import load_tokenizer
+from colibri.weights.gguf_writer import CHECKSUMS
 
 MEASURE_SECONDS = 1.0
 SLOW_DISK = 0.5e9  # bytes a second; a model that does not fit reads experts for every token

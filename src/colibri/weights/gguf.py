@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -42,6 +42,7 @@ _SCALARS: Final = {
     12: ("float64", "<d"),
 }  # fmt: skip
 _LENGTH = struct.Struct("<Q")
+_Entry = tuple[str, str, tuple[int, ...], int, int]  # name, type, shape, offset behind the header, bytes
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -99,6 +100,7 @@ class GGUFFile:
 
     metadata: plain Python values; arrays are numpy arrays or StringArray, nested arrays are lists.
     kinds: the GGUF type of each value ("uint32", "string", "array[string]"), to write it again as it was.
+    data_start: where the header of `path` ends and the tensors' data begins.
     """
 
     path: Path
@@ -108,6 +110,7 @@ class GGUFFile:
     metadata: Metadata
     kinds: Mapping[str, str]
     tensors: Mapping[str, TensorInfo]
+    data_start: int
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -156,7 +159,7 @@ def _join(path: Path, count: int) -> GGUFFile:
     if total != len(tensors):
         raise FormatError(f"{path}: split.tensors.count is {total}, but the {count} files hold {len(tensors)} tensors")
     first = parts[0]
-    return GGUFFile(first.path, tuple(files), first.version, first.alignment, first.metadata, first.kinds, tensors)
+    return replace(first, files=tuple(files), tensors=tensors)
 
 
 def _read_file(path: Path) -> GGUFFile:
@@ -195,8 +198,11 @@ class _Header:
                 raise FormatError(f"{self.path}: metadata key {key} appears twice")
             metadata[key], kinds[key] = self._value(key)
         alignment = self._alignment(metadata, kinds)
-        tensors = self._tensors(tensor_count, alignment)
-        return GGUFFile(self.path, (self.path,), version, alignment, Metadata(self.path, metadata), kinds, tensors)
+        entries = [self._tensor(number) for number in range(tensor_count)]
+        start = self._at + -self._at % alignment
+        tensors = self._tensors(entries, start, alignment)
+        known = Metadata(self.path, metadata)
+        return GGUFFile(self.path, (self.path,), version, alignment, known, kinds, tensors, start)
 
     # --- bytes ---
 
@@ -330,9 +336,7 @@ class _Header:
 
     # --- tensors ---
 
-    def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
-        entries = [self._tensor(number) for number in range(count)]
-        start = self._at + -self._at % alignment
+    def _tensors(self, entries: Sequence[_Entry], start: int, alignment: int) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
         for name, kind, shape, offset, nbytes in entries:
             if name in tensors:
@@ -351,7 +355,7 @@ class _Header:
         self._check_overlap(tensors)
         return tensors
 
-    def _tensor(self, number: int) -> tuple[str, str, tuple[int, ...], int, int]:
+    def _tensor(self, number: int) -> _Entry:
         name = self._name(f"name of tensor {number}")
         n_dims = self._uint32(f"n_dims of {name}")
         if not 1 <= n_dims <= 4:

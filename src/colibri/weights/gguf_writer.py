@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,13 @@ from colibri.errors import ArgumentError, FileError
 from colibri.weights.block_types import BY_NAME, row_bytes
 
 ALIGNMENT: Final = 4096
+CHECKSUMS: Final = "colibri.checksums"
+"""CRC-32 of each tensor, or of each expert of a merged one, in the order of the file."""
+ALGORITHM: Final = "colibri.checksum_algorithm"
+"""What was summed: crc32 in files whose header has no checksum."""
+HEADER_ALGORITHM: Final = "crc32 of header and tensors"
+HEADER_CHECKSUM: Final = "colibri.header_checksum"
+"""CRC-32 of all that precedes the tensors' data, with these four bytes as zeros."""
 VALUE_CODES: Final = {
     "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,
     "bool": 7, "string": 8, "array": 9, "uint64": 10, "int64": 11, "float64": 12,
@@ -53,16 +61,18 @@ class TensorSpec:
 def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[TensorSpec, Iterable[Any]]) -> None:
     """Write a file whose tensors are the concatenated chunks (contiguous buffers); it appears whole or not at all.
 
-    Metadata is written as `gguf_header` says. Raises ArgumentError for what cannot be written, FileError when the
-    disk refuses.
+    Metadata is written as `gguf_header` says, with a checksum of each tensor. Raises ArgumentError for what cannot be
+    written, FileError when the disk refuses.
     """
-    header = gguf_header(metadata, list(tensors))
+    checksums = np.zeros(len(tensors), np.uint32)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with temporary.open("wb") as file:
-            file.write(header)
-            for spec, chunks in tensors.items():
-                write_tensor(file, spec, chunks)
+            file.write(gguf_header({**metadata, CHECKSUMS: checksums}, list(tensors)))
+            for number, (spec, chunks) in enumerate(tensors.items()):
+                checksums[number] = write_tensor(file, spec, chunks)
+            file.seek(0)
+            file.write(gguf_header({**metadata, CHECKSUMS: checksums}, list(tensors)))
             file.flush()
             os.fsync(file.fileno())
         put_in_place({temporary: path})
@@ -72,18 +82,20 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[Tens
         temporary.unlink(missing_ok=True)
 
 
-def write_tensor(file: BinaryIO, spec: TensorSpec, chunks: Iterable[Any], alignment: int = ALIGNMENT) -> None:
-    """Write the chunks and the gap behind them; ArgumentError unless they are the tensor's bytes in number."""
-    written = 0
+def write_tensor(file: BinaryIO, spec: TensorSpec, chunks: Iterable[Any], alignment: int = ALIGNMENT) -> int:
+    """Write the chunks and the gap behind them; their CRC-32. ArgumentError unless they are as many bytes as asked."""
+    written = checksum = 0
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
         written += view.nbytes
         if written > spec.nbytes:
             break
         file.write(view)
+        checksum = zlib.crc32(view, checksum)
     if written != spec.nbytes:
         raise ArgumentError(f"tensor {spec.name}: {written} bytes given, {spec.nbytes} expected")
     file.write(bytes(-written % alignment))
+    return checksum
 
 
 def put_in_place(files: Mapping[Path, Path]) -> None:
@@ -101,11 +113,11 @@ def gguf_header(metadata: Mapping[str, object], tensors: Sequence[TensorSpec], a
     """All that precedes the tensors' data, padded to the alignment.
 
     Metadata may be `str`, `bool`, `int` (uint32 where it fits), `float` (float32), lists and numpy arrays of them, or
-    a `Value` that says the type; `general.alignment` is added. Raises ArgumentError for what cannot be written.
+    a `Value` that says the type; `general.alignment` and the header's checksum are added. Raises ArgumentError for what cannot be written.
     """
     if alignment < 8 or alignment & (alignment - 1):
         raise ArgumentError(f"alignment {alignment}: a power of two of at least 8 is expected")
-    values = {**metadata, "general.alignment": alignment}
+    values = {**metadata, "general.alignment": alignment, ALGORITHM: HEADER_ALGORITHM, HEADER_CHECKSUM: 0}
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
     for key, value in values.items():
         try:
@@ -120,8 +132,27 @@ def gguf_header(metadata: Mapping[str, object], tensors: Sequence[TensorSpec], a
         parts += [_string(tensor.name), struct.pack(f"<I{len(dims)}Q", len(dims), *dims)]
         parts.append(struct.pack("<IQ", BY_NAME[tensor.type].code, offset))
         offset += padded(tensor.nbytes, alignment)
-    header = b"".join(parts)
-    return header + bytes(-len(header) % alignment)
+    header = bytearray(b"".join(parts))
+    header += bytes(-len(header) % alignment)
+    at = _header_checksum_at(header)
+    assert at is not None
+    header[at : at + 4] = struct.pack("<I", zlib.crc32(header))
+    return bytes(header)
+
+
+def header_is_whole(header: bytes) -> bool:
+    """Whether all that precedes the tensors' data is as `gguf_header` made it, by the checksum in it."""
+    at = _header_checksum_at(header)
+    if at is None:
+        return False
+    zeroed = header[:at] + bytes(4) + header[at + 4 :]
+    return zlib.crc32(zeroed) == int.from_bytes(header[at : at + 4], "little")
+
+
+def _header_checksum_at(header: bytes | bytearray) -> int | None:
+    key = _string(HEADER_CHECKSUM) + struct.pack("<I", VALUE_CODES["uint32"])
+    at = header.rfind(key)  # it is the last of the keys
+    return None if at < 0 or at + len(key) + 4 > len(header) else at + len(key)
 
 
 def padded(nbytes: int, alignment: int = ALIGNMENT) -> int:

@@ -29,11 +29,11 @@ from colibri.conversion.dequantize import READABLE
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.mixes import MIXES, Context, mix, more_bits, tensor_type
-from colibri.conversion.plan import CHECKSUMS, plan_outputs
+from colibri.conversion.plan import plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.ops import reference
 from colibri.weights.checkpoint import open_checkpoint
-from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
 
 
 def run(source: Path, destination: Path, quantization: str = "f32", **options: Any) -> conversion.Report:
@@ -222,11 +222,11 @@ def test_another_conversion_does_not_go_on_with_what_is_left(tmp_path: Path, mon
 def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_back = conversion._read_back
 
-    def damage(files: list[Path], **arguments: Any) -> None:
+    def damage(files: list[Path], checksums: list[int]) -> None:
         with files[0].open("r+b") as file:
             file.seek(-5000, os.SEEK_END)
             file.write(b"\xff\xfe")
-        read_back(files, **arguments)
+        read_back(files, checksums)
 
     monkeypatch.setattr(conversion, "_read_back", damage)
     with pytest.raises(FormatError, match="reads back"):
@@ -243,9 +243,39 @@ def test_two_conversions_to_one_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(FileError, match="GB free"):
+    with pytest.raises(FileError, match=r"1\.0 kB free, the output needs \d+\.\d kB more"):
         run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf")
-    assert not list(tmp_path.glob("*.partial"))
+    assert [file.name for file in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_up_exps.weight", "output.weight"])
+@pytest.mark.parametrize("quantization", ["q8_0", "q4_0"])
+def test_a_damaged_source_is_refused_by_name(tmp_path: Path, quantization: str, name: str) -> None:
+    """Also where its blocks are copied as they are: damage must not get checksums of its own."""
+    source = tmp_path / "s.gguf"
+    run(write_directory(tmp_path / "hf", "mixtral"), source, "q8_0")
+    part = open_checkpoint(source).tensors[name]
+    part, text = (part.expert(2), rf"{name}\[2\] is damaged") if "exps" in name else (part, f"{name} is damaged")
+    data = bytearray(source.read_bytes())
+    data[part.offset + part.nbytes - 7] ^= 4
+    source.write_bytes(data)
+    with pytest.raises(FormatError, match=text):
+        run(source, tmp_path / "m.gguf", quantization)
+    assert not list(tmp_path.glob("m.gguf*"))
+    expert = {"only_expert": 2} if "exps" in name else {}
+    with pytest.raises(FormatError, match=text):
+        run(source, tmp_path / "m.gguf", quantization, **expert)
+    if expert:
+        run(source, tmp_path / "other.gguf", quantization, only_expert=1)
+
+
+def test_a_source_with_damaged_metadata_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "s.gguf"
+    run(write_directory(tmp_path / "hf", "mixtral"), source, "q8_0", name="Tiny")
+    source.write_bytes(source.read_bytes().replace(b"Tiny", b"Tinz"))
+    with pytest.raises(FormatError, match="its metadata is not what"):
+        run(source, tmp_path / "m.gguf", "q4_0")
+    assert not list(tmp_path.glob("m.gguf*"))
 
 
 def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from colibri import ops
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.mixes import MIXES
 from colibri.conversion.verify import bad_blocks, verify
-from colibri.errors import FileError
+from colibri.errors import ColibriError, FileError
 from colibri.weights.checkpoint import open_checkpoint
 
 
@@ -42,6 +42,46 @@ def test_a_flipped_bit_names_the_expert(tmp_path: Path, split: int | None) -> No
     (damage,) = verify(open_checkpoint(path)).damages
     assert damage.part == "blk.1.ffn_up_exps.weight[2]"
     assert "checksum" in damage.problem
+
+
+def damaged(path: Path, at: int) -> bool:
+    """Whether a change of one byte is noticed; the byte is put back."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+        file.flush()
+        try:
+            return bool(verify(open_checkpoint(path)).damages)
+        except ColibriError:
+            return True
+        finally:
+            file.seek(at)
+            file.write(bytes([byte]))
+
+
+def test_every_byte_of_the_header_and_the_gaps_counts(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    start = min(info.offset for info in open_checkpoint(path).tensors.values())
+    size = path.stat().st_size
+    places = [*range(0, start, 29), start - 1, size - 1]
+    assert verify(open_checkpoint(path)).header
+    assert [at for at in places if not damaged(path, at)] == []
+    data = path.read_bytes()
+    for key in (b"colibri.header_checksum", b"colibri.checksum_algorithm", b"colibri.checksums", b"general.name"):
+        assert damaged(path, data.index(key) + 3), key
+    assert verify(open_checkpoint(path)).damages == ()
+
+
+def test_every_part_of_a_split_has_a_checksum_of_its_header(tmp_path: Path) -> None:
+    first = converted(tmp_path, split_bytes=60_000)  # type: ignore[arg-type]
+    last = sorted(tmp_path.glob("m-*.gguf"))[-1]
+    assert damaged(last, last.read_bytes().index(b"split.tensors.count") + 40)
+    with last.open("ab") as file:
+        file.write(b"more")
+    (damage,) = verify(open_checkpoint(first)).damages
+    assert (damage.file, damage.problem) == (str(last), "4 bytes behind the last tensor")
 
 
 def test_a_file_without_checksums_is_checked_for_numbers(tmp_path: Path) -> None:
