@@ -17,6 +17,9 @@ from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatri
 from colibri.conversion.mixes import MIXES
 from colibri.conversion.source import open_source
 from colibri.conversion.tokenizer_export import tokenizer_metadata
+from colibri.errors import ArgumentError
+from colibri.text.gguf_tokenizer import MODEL, PRE
+from colibri.text.pretokenizers import PRE_TOKENIZERS
 from colibri.weights.checkpoint import Checkpoint
 
 
@@ -30,7 +33,8 @@ from colibri.weights.checkpoint import Checkpoint
               help="Write one expert's matrices only, to replace it in a running model.")
 @click.option("--split", type=Size(), help="Begin another file whenever one would exceed this, as 40G.")
 @click.option("--name", help="general.name of the model. Default: the source's.")
-@click.option("--pre-tokenizer", help="How the tokenizer splits words, where that cannot be told from its files.")
+@click.option("--pre-tokenizer", type=click.Choice(list(PRE_TOKENIZERS)), metavar="NAME",
+              help="How the tokenizer splits words, where that cannot be told from its files.")
 @click.option("--threads", type=click.IntRange(1), help="Default: the CPUs given to this process.")
 @click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
 def command(
@@ -43,6 +47,8 @@ def command(
     """
     checkpoint = open_source(source)
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
+    if pre_tokenizer not in (None, tokenizer.get(PRE)):
+        raise ArgumentError(f"{source}: --pre-tokenizer is for byte-level tokenizers, and none of them is written")
     options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name, force)
     try:
         report = _with_bar(checkpoint, destination, options)
@@ -56,7 +62,8 @@ def command(
 def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
     """The tokenizer of a directory; a GGUF file's is copied with its other metadata."""
     if checkpoint.format == "gguf":
-        return {} if pre is None else {**_copied(checkpoint), "tokenizer.ggml.pre": pre}
+        copied = {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+        return {} if pre is None or copied.get(MODEL) != "gpt2" else {**copied, PRE: pre}
     if checkpoint.format == "deepspeed" and not (checkpoint.path / "tokenizer.json").exists():
         _note(f"{checkpoint.path}: has no tokenizer.json; put the trainer's there, or the output knows ids only")
         return {}
@@ -73,10 +80,6 @@ def _importance(path: Path | None) -> ImportanceMatrix | None:
         more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
         _note(f"{path}: saw fewer than {FEW_TOKENS} tokens in {', '.join(rare[:3])}{more}; their weights are a guess")
     return importance
-
-
-def _copied(checkpoint: Checkpoint) -> dict[str, object]:
-    return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
 
 
 def _note(text: str) -> None:

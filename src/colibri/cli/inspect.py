@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,20 @@ from colibri.models.registry import model_config
 from colibri.observe.summary import Summary, summarize
 from colibri.text.tokenizer import Tokenizer
 from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.single_expert import SingleExpert, find_single_expert, ranges
 
 
 @click.command("inspect")
 @model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def command(model: Path | None, as_json: bool) -> None:
-    """Show what a checkpoint holds: architecture, experts, parameters, bytes, tokenizer."""
-    checkpoint = open_checkpoint(model_path(model))
+    """Show what a checkpoint, or a file of one expert, holds: architecture, experts, parameters, bytes, tokenizer."""
+    path = model_path(model)
+    expert = find_single_expert(path)
+    if expert is not None:
+        _show_expert(expert, as_json)
+        return
+    checkpoint = open_checkpoint(path)
     config = model_config(checkpoint)
     summary = summarize(checkpoint, config)
     tokenizer = tokenizer_of(checkpoint)
@@ -72,8 +79,26 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, str]:
     }
 
 
+def _show_expert(single: SingleExpert, as_json: bool) -> None:
+    file, infos = single.file, [info for parts in single.layers.values() for info in parts.values()]
+    types = {name: sum(info.nbytes for info in infos if info.type == name) for name in {info.type for info in infos}}
+    shapes = {info.name.split(".")[2].removeprefix("ffn_"): list(info.shape) for info in infos}
+    if as_json:
+        sizes = {"bytes": sum(types.values()), "bytes_by_type": types, "shapes": shapes}
+        names = {"name": file.metadata.get("general.name"), "architecture": file.metadata.get("general.architecture")}
+        print_json({"expert": single.expert, "layers": sorted(single.layers), **names, **sizes})
+        return
+    Console(highlight=False).print(_rows({
+        "one expert": str(single.expert),
+        "name": file.metadata.text("general.name", "none"),
+        "layers": ranges(single.layers),
+        "matrices": ", ".join(f"{name} {rows} x {k}" for name, (rows, k) in shapes.items()),
+        "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sorted(types.items())),
+        "use": f"colibri swap -m MODEL --expert {single.expert} {file.path}",
+    }))  # fmt: skip
+
+
 def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer | None) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     low, high = summary.expert_bytes
     rows = {
         "model": config.name,
@@ -88,6 +113,11 @@ def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer | None) -
         "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
     }
     rows |= {"vocabulary": f"{config.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
+    return _rows(rows)
+
+
+def _rows(rows: Mapping[str, str]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))  # names and tokens may look like markup: [/INST]
     return table

@@ -56,8 +56,8 @@ def source_checksums(path: Path) -> SourceChecksums:
     for shard in file.files:
         if not whole_header(read_one_file(shard)):
             raise FormatError(
-                f"{shard}: its metadata is not what {HEADER_CHECKSUM} was written for. Fetch or convert the file again; "
-                "if it was edited on purpose, take the keys colibri.* out"
+                f"{shard}: its metadata is not what {HEADER_CHECKSUM} was written for. Fetch or convert the file "
+                "again; if it was edited on purpose, take the keys colibri.* out"
             )
     parts = list(summed_parts(file.tensors))
     checksums = written_checksums(file.metadata, len(parts))

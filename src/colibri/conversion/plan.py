@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
+from colibri.weights.single_expert import GENERAL_TYPE
 from colibri.weights.tensor_info import TensorInfo
 
 _SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|bias)")
@@ -159,7 +159,7 @@ def output_metadata(
         kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}
     if only_expert is not None:
         kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}
-        kept |= {"general.type": "expert", "colibri.expert": only_expert}
+        kept |= {"general.type": GENERAL_TYPE, "colibri.expert": only_expert}
     quantized = BY_NAME[mix.type].values > 1
     return {
         **kept,

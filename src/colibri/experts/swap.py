@@ -15,15 +15,14 @@ import numpy as np
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.experts.store import Expert, ExpertStore, check_expert, names_of
 from colibri.weights.file_reader import FileReader
-from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.safetensors import read_file, supported
+from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expert
 from colibri.weights.tensor_info import TensorInfo
 
 CHUNK_ROWS = 256
-_GGUF_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
 _SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
 _PROJECTION = {"w1": "gate", "w3": "up", "w2": "down"}
 _FILE_NAME = re.compile(r"expert-(\d+)\.gguf")
@@ -95,11 +94,11 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
     if any(store.biases(layer) for layer in store.moe_layers()):
         raise UnsupportedError(f"{store.path}: its experts have biases, which files of single experts do not hold")
     safe = path.suffix == ".safetensors"
-    found = _from_safetensors(path) if safe else _from_gguf(path)
+    found = _from_safetensors(path) if safe else read_single_expert(path).layers
     wanted = set(store.moe_layers())
     if set(found) != wanted:
         raise FormatError(
-            f"{path}: holds layers {_ranges(set(found))}, but this model has experts in layers {_ranges(wanted)}"
+            f"{path}: holds layers {ranges(set(found))}, but this model has experts in layers {ranges(wanted)}"
         )
     experts: dict[int, Expert] = {}
     for layer, parts in sorted(found.items()):
@@ -117,20 +116,6 @@ def _check_number(store: ExpertStore, expert: int) -> None:
         raise ArgumentError(f"expert: found {expert}, expected 0..{store.experts - 1}")
 
 
-def _from_gguf(path: Path) -> dict[int, dict[str, TensorInfo]]:
-    found: dict[int, dict[str, TensorInfo]] = {}
-    numbers: set[int] = set()
-    for name, info in read_gguf(path).tensors.items():
-        match = _GGUF_NAME.fullmatch(name)
-        if match is None:
-            raise FormatError(f"{path}: holds {name}; expected blk.<layer>.ffn_{{gate,up,down}}.<expert>.weight only")
-        found.setdefault(int(match[1]), {})[match[2]] = info
-        numbers.add(int(match[3]))
-    if len(numbers) != 1:
-        raise FormatError(f"{path}: holds experts {_ranges(numbers)}, expected exactly one")
-    return found
-
-
 def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
     found: dict[int, dict[str, TensorInfo]] = {}
     for name, tensor in read_file(path).items():
@@ -146,19 +131,6 @@ def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
     return found
 
 
-def _ranges(numbers: set[int]) -> str:
-    """0-3, 5 for {0, 1, 2, 3, 5}."""
-    texts, run = [], [-2, -2]
-    for number in [*sorted(numbers), -1]:
-        if number == run[1] + 1:
-            run[1] = number
-            continue
-        if run[0] >= 0:
-            texts.append(str(run[0]) if run[0] == run[1] else f"{run[0]}-{run[1]}")
-        run = [number, number]
-    return ", ".join(texts) or "none"
-
-
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:
     """Write one expert in the model's types; the file appears whole or not at all."""
     sources = {}
@@ -167,7 +139,7 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
         for projection, info, like in zip(names_of(base), expert.parts, base, strict=True):
             spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
             sources[spec] = info
-    metadata = {"general.type": "expert", "general.name": f"{store.path.name}, expert {number}"}
+    metadata = {"general.type": GENERAL_TYPE, "general.name": f"{store.path.name}, expert {number}"}
     with FileReader() as files:
         write_gguf(path, metadata, {spec: _converted(info, spec.type, files) for spec, info in sources.items()})
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from colibri import ops
 from colibri.config import LoadOptions
 from colibri.engine.loading import plan_model
-from colibri.errors import ColibriError
+from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, UnsupportedError
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Plan, readable
 from colibri.observe.forecast import measure_disk
@@ -23,6 +23,13 @@ from colibri.weights.gguf_writer import CHECKSUMS
 MEASURE_SECONDS = 1.0
 SLOW_DISK = 0.5e9  # bytes a second; a model that does not fit reads experts for every token
 LITTLE_MEMORY = 1 << 30
+_NO_FILE = "give the path of a model: -m, or the variable COLIBRI_MODEL"
+_ADVICE: dict[type[ColibriError], str] = {
+    MemoryBudgetError: "more --ram, a smaller --context, --kv-type q8_0 or a smaller quantisation; colibri plan counts",
+    UnsupportedError: "another model, or colibri convert where it reads this one",
+    ArgumentError: "another value for that option",
+    ColibriError: "give the path of a model; fetch or convert this one again if it should be one",
+}
 Level = Literal["ok", "slow", "fault"]
 
 
@@ -56,7 +63,9 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
         tokenizer = load_tokenizer(checkpoint.tokenizer_source)
         notes = tokenizer.notes if tokenizer.vocab_size else ()
     except ColibriError as error:
-        yield Finding("fault", "model", str(error), "fetch or convert the model again, or use another")
+        advice = next(advice for kind, advice in _ADVICE.items() if isinstance(error, kind))
+        there = os.path.exists(options.path or os.environ.get("COLIBRI_MODEL", "."))
+        yield Finding("fault", "model", str(error), advice if there else _NO_FILE)
         return
     summary = summarize(checkpoint, config)
     size = f"{summary.file_bytes / 1e9:.2f} GB, {config.experts} experts a layer, {config.experts_per_token} used"

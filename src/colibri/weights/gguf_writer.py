@@ -113,7 +113,8 @@ def gguf_header(metadata: Mapping[str, object], tensors: Sequence[TensorSpec], a
     """All that precedes the tensors' data, padded to the alignment.
 
     Metadata may be `str`, `bool`, `int` (uint32 where it fits), `float` (float32), lists and numpy arrays of them, or
-    a `Value` that says the type; `general.alignment` and the header's checksum are added. Raises ArgumentError for what cannot be written.
+    a `Value` that says the type; `general.alignment` and the header's checksum are added. Raises ArgumentError for
+    what cannot be written.
     """
     if alignment < 8 or alignment & (alignment - 1):
         raise ArgumentError(f"alignment {alignment}: a power of two of at least 8 is expected")

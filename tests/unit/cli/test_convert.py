@@ -12,6 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from colibri.cli import main
+from colibri.conversion.convert import Options
+from colibri.conversion.convert import convert as write
 from colibri.weights.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.ggml.pre")  # the way of splitting is not the family's
@@ -100,12 +102,27 @@ def test_another_split_replaces_the_first_whole(
 
 
 def test_verify_tells_its_doubts(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["convert", str(converted), str(tmp_path / "m.gguf"), "-q", "f32", "--pre-tokenizer", "of-tomorrow"]
-    assert main(command) == 0
+    checkpoint = open_checkpoint(converted)
+    tokenizer = {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+    write(checkpoint, tmp_path / "m.gguf", Options("f32", tokenizer | {"tokenizer.ggml.pre": "of-tomorrow"}))
     assert main(["verify", "-m", str(tmp_path / "m.gguf"), "--json"]) == 0
     assert "of-tomorrow" in last_json(capsys)["doubts"][0]
     assert main(["verify", "-m", str(tmp_path / "m.gguf")]) == 0
     assert "of-tomorrow" in capsys.readouterr().out
+
+
+def test_the_pre_tokenizer_is_a_known_one_and_used(
+    source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (source, converted, tmp_path / "none"):  # before any work
+        assert main(["convert", str(path), str(tmp_path / "m.gguf"), "--pre-tokenizer", "nonsense"]) == 2
+        assert "'nonsense' is not one of 'default'" in capsys.readouterr().err
+    for path in (source, converted):
+        command = ["convert", str(path), str(tmp_path / "m.gguf"), "-q", "q8_0", "--force", "--pre-tokenizer", "tekken"]
+        assert main(command) == 0
+        assert open_checkpoint(tmp_path / "m.gguf").metadata["tokenizer.ggml.pre"] == "tekken"
+        assert main([*command, "--only-expert", "1"]) == 1
+        assert "--pre-tokenizer is for" in capsys.readouterr().err
 
 
 def test_verify_finds_a_flipped_bit(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

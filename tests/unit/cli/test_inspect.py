@@ -9,6 +9,8 @@ import pytest
 from checkpoint_files import VOCABULARY, model_metadata, write_model
 
 from colibri.cli import main
+from colibri.weights.gguf import read_gguf
+from colibri.weights.gguf_writer import TensorSpec, write_gguf
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -31,3 +33,37 @@ def test_without_a_tokenizer_and_with_a_name_like_markup(tmp_path: Path, capsys:
     assert f"{VOCABULARY} ids, no tokenizer" in shown
     assert main(["inspect", "-m", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tokenizer"] is None
+
+
+@pytest.mark.parametrize("made_by", ["convert", "swap"])
+def test_a_file_of_one_expert_is_described_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], made_by: str
+) -> None:
+    source, model, path = str(GOLDEN / "qwen3_moe-gqa-f32"), str(tmp_path / "m.gguf"), tmp_path / "e.gguf"
+    if made_by == "convert":
+        assert main(["convert", source, str(path), "-q", "q8_0", "--only-expert", "2"]) == 0
+    else:
+        assert main(["convert", source, model, "-q", "q8_0"]) == 0
+        assert main(["swap", "-m", model, "-e", "2", "--export", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "-m", str(path)]) == 0
+    assert "gate 24 x 64" in capsys.readouterr().out
+    assert main(["inspect", "-m", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["expert"], shown["layers"], shown["shapes"]["down"]) == (2, [0, 1], [64, 24])
+    assert main(["verify", "-m", str(path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["checksums"], result["header_checksum"], result["damages"]) == (6, True, [])
+    data = bytearray(path.read_bytes())
+    data[read_gguf(path).tensors["blk.1.ffn_up.2.weight"].offset + 3] ^= 1
+    path.write_bytes(data)
+    assert main(["verify", "-m", str(path)]) == 1
+    assert "blk.1.ffn_up.2.weight: checksum" in capsys.readouterr().out
+
+
+def test_a_file_that_only_says_that_it_holds_one_expert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = {TensorSpec("blk.0.ffn_up.1.weight", "F32", (4,)): [bytes(16)]}
+    write_gguf(tmp_path / "e.gguf", {"general.type": "expert"}, specs)
+    for command in ("inspect", "verify"):
+        assert main([command, "-m", str(tmp_path / "e.gguf")]) == 1
+        assert "matrices blk.<layer>" in capsys.readouterr().err

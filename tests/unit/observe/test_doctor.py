@@ -81,6 +81,25 @@ def test_a_model_that_cannot_be_opened_is_a_fault(tmp_path: Path, capsys: pytest
     assert "[b]none.gguf" in "".join(capsys.readouterr().out.split())
 
 
+def test_advice_fits_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GOLDEN / "model.gguf"
+    (tmp_path / "other.gguf").write_text("words")
+    cases = [
+        (LoadOptions(path=tmp_path / "none.gguf"), "give the path of a model: -m"),
+        (LoadOptions(path=tmp_path / ("long" * 100)), "give the path of a model: -m"),
+        (LoadOptions(path=tmp_path / "other.gguf"), "fetch or convert this one again"),
+        (LoadOptions(path=model, ram=1 << 20), "more --ram"),
+        (LoadOptions(path=model, context=1 << 30), "another value"),
+    ]
+    for options, advice in cases:
+        (finding,) = examine_model(options)
+        assert finding.level == "fault"
+        assert advice in finding.advice, finding
+    monkeypatch.setenv("COLIBRI_MODEL", str(tmp_path / "none.gguf"))
+    (finding,) = examine_model(LoadOptions())
+    assert "COLIBRI_MODEL" in finding.advice
+
+
 def test_a_model_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = SimpleNamespace(notes=("odd",), vocab_size=9)
     monkeypatch.setattr(doctor, "load_tokenizer", lambda *_, **__: odd)
