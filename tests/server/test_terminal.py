@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 
-def chat(*typed: str, arguments: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+def chat(*typed: str, arguments: tuple[str, ...] = (), status: int = 0) -> tuple[list[str], list[str]]:
     """Lines on stdout and on stderr."""
     command = [sys.executable, "-m", "colibri.cli", "chat", "--seed", "3", "--max-tokens", "12", *arguments]
-    done = subprocess.run(command, input="\n".join(typed), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, input="\n".join(typed), capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
@@ -41,7 +44,7 @@ def test_commands_and_their_mistakes() -> None:
 
 
 def test_a_prompt_over_the_context_does_not_end_the_conversation() -> None:
-    out, errors = chat("word " * 3000, "Hello.", arguments=("--context", "256"))
+    out, errors = chat("word " * 3000, "Hello.", arguments=("--context", "256"), status=1)
     assert any("the context holds 256" in line and "/new" in line for line in errors)
     assert len(out) == 1
 
@@ -49,3 +52,18 @@ def test_a_prompt_over_the_context_does_not_end_the_conversation() -> None:
 def test_a_line_may_go_on() -> None:
     out, _ = chat("one\\", "two", "/quit")
     assert len(out) <= 2
+
+
+def test_a_template_that_fails_is_told_and_shows_in_the_exit_status(tmp_path: Path) -> None:
+    """The messages end as others do, whatever the library puts at its end."""
+    source = Path(__file__).parents[1] / "golden" / "qwen3_moe-gqa-f32"
+    for file in source.iterdir():
+        shutil.copy(file, tmp_path / file.name)
+    for template, problem in (
+        ("{{ messages.__class__.mro() }}", "is unsafe; fix or replace"),
+        ("{% for x in messages %}", "to be closed is 'for'; fix or replace"),
+    ):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        out, errors = chat("Hello.", "/quit", arguments=("-m", str(tmp_path)), status=1)
+        assert out == []
+        assert problem in errors[-1], errors

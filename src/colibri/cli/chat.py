@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import click
 
+from colibri.cli import EXIT_ERROR
 from colibri.cli.options import load_options
 from colibri.cli.output import rate
 from colibri.cli.progress import Progress, prefilling
@@ -59,7 +60,7 @@ def command(
         with contextlib.suppress(EOFError):
             for line in lines():
                 conversation.take(line)
-    return 0
+    return EXIT_ERROR if conversation.failed else 0
 
 
 def lines() -> Iterator[str]:
@@ -93,6 +94,7 @@ class Conversation:
         self._params = params
         self._routing = routing
         self._system = system
+        self.failed = False  # whether any message could not be answered
         self.messages: list[dict[str, str]] = []
         self._new()
 
@@ -177,13 +179,11 @@ class Conversation:
         try:
             generation = self._model.chat(self.messages, self._params)
             self._stream(generation)
-        except ContextFullError as error:
-            self.messages.pop()
-            click.echo(f"{error} (/new begins again)", err=True)
-            return
         except ColibriError as error:
             self.messages.pop()
-            click.echo(str(error), err=True)
+            self.failed = True
+            hint = " (/new begins again)" if isinstance(error, ContextFullError) else ""
+            click.echo(f"{error}{hint}", err=True)
             return
         self.messages.append({"role": "assistant", "content": generation.text})
         if before is not None:

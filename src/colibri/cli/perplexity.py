@@ -32,7 +32,7 @@ def command(
     with Progress(lambda: state[0]):
         loaded = open_model(replace(options, context=options.context or window))
         with loaded:
-            ids = loaded.tokenizer.encode(text)
+            ids = loaded.tokenizer.encode(text, parse_special=False)
             start = time.monotonic()
 
             def show(done: int, count: int, value: float) -> None:

@@ -317,8 +317,6 @@ def _old_files(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, re
 
 def _check_space(destination: Path, writer: GGUFWriter) -> None:
     directory = destination.parent
-    if not directory.is_dir():
-        raise FileError(f"{directory}: no such directory; make it first")
     taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
     free, needed = shutil.disk_usage(directory).free, writer.nbytes - taken
     if free < needed:

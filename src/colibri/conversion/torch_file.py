@@ -125,7 +125,11 @@ def _placed(path: Path, archive: zipfile.ZipFile, content: Any) -> dict[str, Saf
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
+        names = archive.namelist()
+        if len(set(names)) != len(names):
+            raise ValueError("two entries have the same name")
+        return archive
     except OSError as error:
         raise FileError(f"{path}: cannot be opened: {error.strerror}") from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
@@ -178,6 +182,8 @@ class _Unpickler(pickle._Unpickler):
     def _set(self, target: Any, key: Any, value: Any) -> None:
         if type(key) not in (str, int, float, bool, type(None)):
             raise ValueError(f"a dictionary with a {type(key).__name__} for a key")
+        if isinstance(target, dict) and key in target:
+            raise ValueError(f"a dictionary with the key {key!r:.80} twice")
         target[key] = value
 
     def load_build(self) -> None:

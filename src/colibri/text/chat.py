@@ -117,13 +117,13 @@ def _render(template: str, values: dict[str, Any]) -> str:
     except ColibriError:
         raise
     except (SecurityError, LimitError, OverflowError) as error:
-        raise FormatError(f"chat template: {error}. Fix or replace the template.") from None
+        raise FormatError(f"chat template: {str(error).rstrip('.')}; fix or replace the template") from None
     except TemplateError as error:
         raise ArgumentError(f"messages: the chat template says: {error.message or error}") from None
     except RecursionError:
-        raise FormatError("chat template: calls itself without end. Fix or replace the template.") from None
+        raise FormatError("chat template: calls itself without end; fix or replace the template") from None
     except MemoryError:
-        raise FormatError("chat template: asks for too much memory. Fix or replace the template.") from None
+        raise FormatError("chat template: asks for too much memory; fix or replace the template") from None
     except Exception as error:  # a template can raise whatever Python's operators raise
         raise ArgumentError(f"messages: the chat template cannot render them ({error})") from None
 

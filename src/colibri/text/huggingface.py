@@ -13,9 +13,10 @@ from tokenizers import Tokenizer as Backend
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.text.pieces import Style, Vocabulary
 from colibri.text.special_tokens import SpecialIds
-from colibri.weights.json_file import problem
+from colibri.weights.json_file import read_object
 
 MAX_TOKENS: Final = 1 << 22  # ten times any known vocabulary; bounds the memory that one large id asks for
+MAX_BYTES: Final = 256 << 20  # of tokenizer.json; those of 260,000 tokens have 33 MB
 
 Note = Callable[[str], None]
 
@@ -51,6 +52,7 @@ class Directory:
     def vocabulary(self, note: Note) -> Vocabulary:
         """Loads tokenizer.json. Raises FormatError for a file that the library refuses, UnsupportedError for a
         tokenizer that is not made of byte-level or SentencePiece pieces."""
+        read_object(self.file, MAX_BYTES)  # the library takes the last of two values of one name
         try:
             backend = Backend.from_file(str(self.file))
         except (KeyboardInterrupt, SystemExit):
@@ -131,13 +133,7 @@ class Directory:
         file = self.path / name
         if not file.is_file():
             return {}
-        try:
-            value = json.loads(_read(file))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{file}: found {problem(error)}, expected a JSON object. Fetch it again.") from None
-        if not isinstance(value, dict):
-            raise FormatError(f"{file}: found a {type(value).__name__}, expected a JSON object. Fetch the file again.")
-        return value
+        return read_object(file)
 
 
 def _by_id(item: tuple[str, Any]) -> int:

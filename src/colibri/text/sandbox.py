@@ -180,10 +180,10 @@ def compile_template(source: str) -> Template:
     try:
         return _environment().from_string(source)
     except TemplateSyntaxError as error:
-        found = f"chat template, line {error.lineno}: {error.message}"
-        raise FormatError(f"{found}. Fix or replace the template.") from None
+        found = f"chat template, line {error.lineno}: {(error.message or '').rstrip('.')}"
+        raise FormatError(f"{found}; fix or replace the template") from None
     except (RecursionError, MemoryError, SyntaxError):
-        raise FormatError("chat template: nested too deeply. Fix or replace the template.") from None
+        raise FormatError("chat template: nested too deeply; fix or replace the template") from None
 
 
 def render(source: str, variables: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -143,17 +144,19 @@ class Tokenizer:
             )
         return ends
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of a text. Special and added tokens written out in it become their ids.
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of a text.
 
         `add_special`: with the begin (and end) token where the checkpoint asks for it; give False for a rendered chat,
-        whose template has written them already. Raises ArgumentError when `text` is not a string.
+        whose template has written them already. `parse_special`: control tokens written out in the text become their
+        ids; without it they are text like any other. Raises ArgumentError when `text` is not a string.
         """
         if not isinstance(text, str):
             raise ArgumentError(f"text: found {type(text).__name__}, expected a string")
         vocabulary, special = self._loaded
+        backend = vocabulary.backend if parse_special else self._without_control
         try:
-            ids: list[int] = vocabulary.backend.encode(_valid(text), add_special_tokens=add_special).ids
+            ids: list[int] = backend.encode(_valid(text), add_special_tokens=add_special).ids
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library panics when a pattern gives up; a panic is not an Exception
@@ -163,6 +166,13 @@ class Tokenizer:
         if add_special and special.add_eos and special.eos is not None:
             ids.append(special.eos)
         return ids
+
+    @cached_property
+    def _without_control(self) -> Any:
+        """A copy of the backend to which control tokens are text."""
+        backend = copy.deepcopy(self._vocabulary.backend)
+        backend.encode_special_tokens = True
+        return backend
 
     @cached_property
     def _bytes_a_token(self) -> int | None:

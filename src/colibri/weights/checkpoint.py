@@ -62,7 +62,10 @@ class Checkpoint:
         return tuple(sorted({info.file for info in self.tensors.values()}))
 
     def check_output(self, path: Path) -> None:
-        """Raises ArgumentError when writing `path` would destroy a file of this checkpoint, or what is not a file."""
+        """Raises ArgumentError when writing `path` would destroy a file of this checkpoint, or what is not a file;
+        FileError when its folder does not exist."""
+        if not path.parent.is_dir():
+            raise FileError(f"{path.parent}: no such directory; make it first")
         if path.exists() and not path.is_file():
             raise ArgumentError(f"{path}: is not a file and is not replaced; give another name")
         if path.resolve() in {file.resolve() for file in (self.path, *self.files)}:

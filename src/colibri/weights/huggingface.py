@@ -187,8 +187,9 @@ def _family(config: Metadata) -> Family:
 
 def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
     values: dict[str, Any] = {}
+    written = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
     for key in family.keys:
-        found = next((name for name in key.names if name in config), key.names[0])
+        found = written[key.key] = next((name for name in key.names if name in config), key.names[0])
         if found in config or key.default is _REQUIRED:
             values[key.key] = getattr(config, key.kind)(found)
         elif key.default is not None:
@@ -201,7 +202,12 @@ def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
     values["attention.key_length"] = values["attention.value_length"] = head_dim
     values |= _rope(config, family, head_dim, values["context_length"]) | dict(family.always)
     general = {"general.architecture": family.architecture, "general.name": name, "general.type": "model"}
-    return Metadata(config.source, general | {f"{family.architecture}.{key}": value for key, value in values.items()})
+    prefix = family.architecture
+    return Metadata(
+        config.source,
+        general | {f"{prefix}.{key}": value for key, value in values.items()},
+        {f"{prefix}.{key}": field for key, field in written.items()},
+    )
 
 
 def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict[str, Any]:

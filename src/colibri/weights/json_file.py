@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ def problem(error: Exception) -> str:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {double!r} appears twice")
+        double = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the name {double!r:.80} appears twice")
     return result

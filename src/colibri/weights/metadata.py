@@ -20,12 +20,13 @@ class Metadata(Mapping[str, Any]):
     """Keys of GGUF's vocabulary and their values: Python scalars and text, numpy arrays, sequences of text.
 
     The getters raise FormatError when the key is missing and no default (of any type) is given, or when the value is of
-    another type or out of range.
+    another type or out of range. written: what the source calls a key, where it has another name for it.
     """
 
-    def __init__(self, source: Path, values: Mapping[str, Any]) -> None:
+    def __init__(self, source: Path, values: Mapping[str, Any], written: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._values = dict(values)
+        self._written = written or {}
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -82,7 +83,7 @@ class Metadata(Mapping[str, Any]):
 
     def error(self, key: str, found: str, expected: str) -> FormatError:
         """What all complaints about a key look like."""
-        return FormatError(f"{self.source}: {key} is {found}, {expected} is expected")
+        return FormatError(f"{self.source}: {self._written.get(key, key)} is {found}, {expected} is expected")
 
     def _get(self, key: str, default: Any, kinds: Any, expected: str) -> Any:
         """The value, of one of the kinds; the default as it is, of any."""

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import colibri.cli.perplexity as perplexity_command
 from colibri.cli import main
 from colibri.conversion.convert import Options
 from colibri.conversion.convert import convert as write
+from colibri.observe.perplexity import Perplexity
 from colibri.weights.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.ggml.pre")  # the way of splitting is not the family's
@@ -153,6 +155,36 @@ def test_perplexity(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "bytes.txt")]) == 1
     assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "t.txt")]) == 1
     assert "two windows" in capsys.readouterr().err
+
+
+def test_perplexity_takes_control_tokens_in_a_text_as_text(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp's tool does."""
+    seen: list[int] = []
+
+    def watch(model: Any, ids: list[int], *_: Any) -> Perplexity:
+        seen.extend(ids)
+        return Perplexity(1.0, 0.0, 1, 1)
+
+    monkeypatch.setattr(perplexity_command, "perplexity", watch)
+    (tmp_path / "t.txt").write_text("a<|endoftext|>b")
+    assert main(["perplexity", "-m", str(converted), "-f", str(tmp_path / "t.txt")]) == 0
+    assert len(seen) == len("a<|endoftext|>b")
+
+
+def test_a_missing_folder_is_named_before_any_work(
+    source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, text = str(tmp_path / "none" / "m.gguf"), tmp_path / "t.txt"
+    text.write_text("the thing " * 40)
+    for command in (
+        ["convert", str(source), target],
+        ["swap", "-m", str(converted), "--expert", "1", "--export", target],
+        ["calibrate", "-m", str(converted), "-f", str(text), "-o", target, "--window", "32"],
+    ):
+        assert main(command) == 1
+        assert f"{tmp_path / 'none'}: no such directory; make it first" in capsys.readouterr().err
 
 
 def test_nothing_is_written_over_the_model_or_what_is_not_a_file(

@@ -6,6 +6,7 @@ import argparse
 import collections
 import os
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,19 @@ def test_a_storage_that_lies_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "packed.bin", {"w": np.zeros(4000, np.float32)}, compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(FormatError):
         read_file(tmp_path / "packed.bin")
+
+
+def test_names_that_appear_twice(tmp_path: Path) -> None:
+    twice = b"\x80\x02}(X\x01\x00\x00\x00aK\x01X\x01\x00\x00\x00aK\x02u."
+    assert pickle.loads(twice) == {"a": 2}
+    write_zip(tmp_path / "a.bin", twice, [])
+    with pytest.raises(FormatError, match="key 'a' twice"):
+        read_file(tmp_path / "a.bin")
+    save(tmp_path / "b.bin", {"w": np.zeros(2, np.float32)})
+    with zipfile.ZipFile(tmp_path / "b.bin", "a") as archive, warnings.catch_warnings(action="ignore"):
+        archive.writestr("archive/data/0", bytes(8))
+    with pytest.raises(FormatError, match="two entries have the same name"):
+        read_file(tmp_path / "b.bin")
 
 
 def test_other_files(tmp_path: Path) -> None:

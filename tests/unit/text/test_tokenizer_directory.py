@@ -181,6 +181,29 @@ def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path).encode("x")
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_config", "generation_config"])
+def test_a_name_that_appears_twice(tmp_path: Path, backend: Backend, name: str) -> None:
+    write(tmp_path, backend, tokenizer_config={"a": {"b": 1}}, generation_config={"a": {"b": 1}})
+    file = tmp_path / f"{name}.json"
+    text = file.read_text(encoding="utf-8")
+    place = text.index("{", 1) + 1
+    first = text[place : text.index(",", place) if name == "tokenizer" else text.index("}", place)]
+    file.write_text(f"{text[:place]}{first},{text[place:]}", encoding="utf-8")
+    with pytest.raises(FormatError, match=rf"{name}\.json: is not valid JSON: the name .* appears twice"):
+        load_tokenizer(tmp_path).encode("x")
+
+
+def test_control_tokens_may_be_taken_as_text(tmp_path: Path, backend: Backend) -> None:
+    tokenizer = load_tokenizer(write(tmp_path, backend))
+    control = next(token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token))
+    text = f"a{tokenizer.token_text(control)}b"
+    assert control in tokenizer.encode(text)
+    ids = tokenizer.encode(text, parse_special=False)
+    assert control not in ids
+    assert tokenizer.decode(ids) == text
+    assert control in tokenizer.encode(text)
+
+
 def test_a_merge_longer_than_any_piece(tmp_path: Path, backend: Backend) -> None:
     """The library panics at it."""
     content = json.loads(write(tmp_path, backend).joinpath("tokenizer.json").read_text("utf-8"))
