@@ -33,12 +33,6 @@ bool finite(const Tensor &t) {
     return kernels->finite(t.f32(), t.values());
 }
 
-int64_t argmax(const Tensor &t) {
-    if (t.type != T_F32 || t.tiled || !t.values() || t.values() > INT32_MAX)
-        wrong("t", describe(t), "plain F32 with at least one value");
-    return kernels->argmax(t.f32(), int(t.values()));
-}
-
 void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
@@ -67,7 +61,6 @@ void bind_rows(nb::module_ &m) {
           "bias"_a.noconvert().none() = nb::none());
     m.def("add", &add, "out"_a.noconvert(), "x"_a.noconvert());
     m.def("finite", &finite, "t"_a.noconvert());
-    m.def("argmax", &argmax, "t"_a.noconvert());
     m.def("combine", &combine, "out"_a.noconvert(), "slots"_a.noconvert(), "weights"_a.noconvert());
     m.def("router", &router, "ids"_a.noconvert(), "weights"_a.noconvert(), "logits"_a.noconvert(), "score"_a,
           "renormalize"_a, "bias"_a.noconvert().none() = nb::none(), "scale"_a = 1.0f);

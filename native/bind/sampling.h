@@ -1,4 +1,4 @@
-/* From scores to the weights of tokens. Part of bind.cpp. */
+/* From logits to tokens. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_SAMPLING_H
 #define COLIBRI_BIND_SAMPLING_H
 #include "bind/common.h"
@@ -6,22 +6,28 @@
 namespace colibri {
 namespace {
 
-template <typename T> using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T, int dimensions>
+using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 
-/* Arrays and not handles: the sampler works on them, and it is one call a token. */
-void exponentials(const Vector<double> &parts, const Vector<const float> &x, float high, float temperature,
-                  const std::optional<Vector<float>> &out) {
-    const size_t n = x.size(), needed = (n + SAMPLING_PART - 1) / SAMPLING_PART;
-    if (parts.size() != needed) wrong("parts", std::to_string(parts.size()) + " values", std::to_string(needed));
-    if (out && out->size() != n) wrong("out", std::to_string(out->size()) + " values", std::to_string(n));
-    if (!(temperature > 0)) wrong("temperature", std::to_string(temperature), "more than 0");
-    kernels->exponentials(out ? out->data() : nullptr, parts.data(), x.data(), high, temperature, int64_t(n));
+constexpr size_t SAMPLING_FIELDS = sizeof(struct sampling) / sizeof(double);
+
+/* Arrays and not handles: the sampler works on them. */
+void sample(const Array<int32_t, 1> &tokens, const Array<double, 1> &norms, const Array<const float, 2> &logits,
+            const Array<const double, 2> &settings) {
+    const size_t n = logits.shape(0), vocabulary = logits.shape(1);
+    if (!vocabulary || vocabulary > INT32_MAX) wrong("logits", std::to_string(vocabulary) + " columns", "1 to 2^31 - 1");
+    if (tokens.size() != n) wrong("tokens", std::to_string(tokens.size()) + " values", std::to_string(n));
+    if (norms.size() != n) wrong("norms", std::to_string(norms.size()) + " values", std::to_string(n));
+    if (settings.shape(0) != n || settings.shape(1) != SAMPLING_FIELDS)
+        wrong("settings", std::to_string(settings.shape(0)) + " x " + std::to_string(settings.shape(1)),
+              std::to_string(n) + " x " + std::to_string(SAMPLING_FIELDS));
+    check_region(region_sample(tokens.data(), norms.data(), logits.data(), int(n), int(vocabulary),
+                               reinterpret_cast<const struct sampling *>(settings.data())));
 }
 
 void bind_sampling(nb::module_ &m) {
-    m.def("exponentials", &exponentials, "parts"_a.noconvert(), "x"_a.noconvert(), "high"_a, "temperature"_a,
-          "out"_a.noconvert() = nb::none());
-    m.attr("SAMPLING_PART") = int(SAMPLING_PART);
+    m.def("sample", &sample, "tokens"_a.noconvert(), "norms"_a.noconvert(), "logits"_a.noconvert(),
+          "settings"_a.noconvert());
 }
 
 }  // namespace

@@ -5,18 +5,18 @@
 
 /* One part: exp((x - high) / temperature) of n values, stored unless out is NULL; the sum in 16 lanes. */
 static float exponentials_of_part(float *out, const float *x, float high, float temperature, int n) {
-    const vf highest = vf_set1(high), divisor = vf_set1(temperature);
+    const vf highest = vf_set1(high), scale = vf_set1(1.0f / temperature);
     vf sum = vf_zero();
     int i = 0;
     for (; i + 16 <= n; i += 16) {
-        const vf e = vf_exp(vf_div(vf_sub(vf_load(x + i), highest), divisor));
+        const vf e = vf_exp(vf_mul(vf_sub(vf_load(x + i), highest), scale));
         if (out) vf_store(out + i, e);
         sum = vf_add(sum, e);
     }
     if (i < n) {
         float lanes[16];
         for (int l = 0; l < 16; l++) lanes[l] = l < n - i ? x[i + l] : -INFINITY;
-        const vf e = vf_exp(vf_div(vf_sub(vf_load(lanes), highest), divisor));
+        const vf e = vf_exp(vf_mul(vf_sub(vf_load(lanes), highest), scale));
         if (out) vf_store_first(out + i, e, n - i);
         sum = vf_add(sum, e);
     }

@@ -57,6 +57,14 @@ int region_measure_read(void *data, size_t bytes, double seconds, double *rates,
 int region_measure_dot(double seconds, double *rates, int most);
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);
 
+/* How a token is chosen: temperature 0 takes the likeliest; top_k 0, top_p 1 and min_p 0 let all in; uniform (0..1) is the
+ * draw. As doubles, because Python keeps them in one array. */
+struct sampling { double temperature, top_k, top_p, min_p, uniform; };
+/* tokens (n) from logits (n, vocabulary), and norms (n): ln of the sums of exp(logits), NaN where a logit is not finite.
+ * Logits of -infinity are never chosen. */
+int region_sample(int32_t *tokens, double *norms, const float *logits, int n, int vocabulary,
+                  const struct sampling *settings);
+
 #ifdef __cplusplus
 }
 #endif

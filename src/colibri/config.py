@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from colibri.errors import ArgumentError
 
@@ -249,8 +249,7 @@ class ModelConfig:
         return self.kv_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One generated token: the text that became final with it and ln of its probability in the model's distribution.
 
     top: the likeliest tokens at its place and their ln, as many as top_logprobs asked for.

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.prefix import SharedCache
+from colibri.engine.sampler import Chooser, Wish
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
+
+Part = tuple[Sized[int], int, NDArray[np.int32]]  # tokens, the position of the first, the blocks of their sequence
 
 
 class Engine:
@@ -33,7 +36,8 @@ class Engine:
         capacity = decoder.workspace.capacity
         self._ids = decoder.workspace.ids_array
         self._positions = np.zeros(capacity, np.int32)
-        self._numbers = np.zeros(capacity, np.int32)  # which sequence of the step a row belongs to
+        self._numbers = np.zeros(capacity, np.int32)
+        self._choose = Chooser(LOGIT_ROWS)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it starts as soon as the cache has room for all that it may become."""
@@ -113,8 +117,7 @@ class Engine:
             try:
                 for start in range(0, len(ids), self._chunk):
                     part = ids[start : start + self._chunk]
-                    self._fill(0, 0, part, start)
-                    rows = self._run(len(part), [table])
+                    rows = self._run([(part, start, table)])
                     for first in range(0, len(part), LOGIT_ROWS):
                         last = min(first + LOGIT_ROWS, len(part))
                         result[start + first : start + last] = self.decoder.logits(rows, first, last)
@@ -174,27 +177,29 @@ class Engine:
             self._weights = version
             self.cache.forget()
 
-    def _fill(self, row: int, number: int, ids: Sized[int], start: int) -> None:
-        """Rows row.. are the tokens `ids` at positions start.. of the step's sequence `number`."""
-        end = row + len(ids)
-        self._ids[row:end] = ids
-        self._positions[row:end] = start if len(ids) == 1 else np.arange(start, start + len(ids))
-        self._numbers[row:end] = number
-
-    def _run(self, count: int, tables: list[NDArray[np.int32]]) -> Rows:
+    def _run(self, parts: list[Part]) -> Rows:
+        """Take parts of sequences through the layers, one after another."""
+        ids: list[int] = []
+        positions: list[int] = []
+        numbers: list[int] = []  # which part a row belongs to
+        for number, (own, start, _) in enumerate(parts):
+            ids += own
+            positions += range(start, start + len(own))
+            numbers += [number] * len(own)
+        count = len(ids)
+        self._ids[:count], self._positions[:count], self._numbers[:count] = ids, positions, numbers
         rows = self.decoder.workspace.rows(count)
-        batch = ops.Batch(self._positions[:count], self._numbers[:count], tables)
+        batch = ops.Batch(self._positions[:count], self._numbers[:count], [table for _, _, table in parts])
         self.decoder.forward(rows, batch, self.cache)
         return rows
 
     def _forward(self, work: list[Work]) -> Rows:
-        row = 0
-        for number, (sequence, count) in enumerate(work):
+        parts: list[Part] = []
+        for sequence, count in work:
             start = sequence.computed
-            self._fill(row, number, sequence.ids[start : start + count], start)
-            row += count
+            parts.append((sequence.ids[start : start + count], start, sequence.table))
             sequence.computing = count
-        rows = self._run(row, [sequence.table for sequence, _ in work])
+        rows = self._run(parts)
         self._check_weights(self.decoder.weights_version)
         row = 0
         for sequence, count in work:
@@ -217,23 +222,28 @@ class Engine:
 
     def _sample(self, work: list[Work], rows: Rows) -> None:
         """Next tokens of the sequences whose last known token was computed, neighbouring rows together."""
-        ready: list[tuple[int, Sequence]] = []
+        ready: list[tuple[int, Sequence, Wish]] = []
         row = 0
         for sequence, count in work:
             row += count
-            if sequence.pending == 0:
-                ready.append((row - 1, sequence))
+            if sequence.pending == 0 and (wish := self._wish(sequence)) is not None:
+                ready.append((row - 1, sequence, wish))
         while ready:
-            group = [ready[0]]
-            while len(group) < min(len(ready), LOGIT_ROWS) and ready[len(group)][0] == group[-1][0] + 1:
-                group.append(ready[len(group)])
-            del ready[: len(group)]
-            logits = self.decoder.logits(rows, group[0][0], group[-1][0] + 1)
-            for place, (_, sequence) in enumerate(group):
-                self._advance(sequence, logits[place])
+            first, count = ready[0][0], 1
+            while count < min(len(ready), LOGIT_ROWS) and ready[count][0] == first + count:
+                count += 1
+            logits = self.decoder.logits(rows, first, first + count)
+            choices = self._choose(logits, [wish for _, _, wish in ready[:count]])
+            for (_, sequence, _), choice in zip(ready, choices, strict=False):
+                try:
+                    sequence.advance(choice)
+                except ColibriError as error:  # its own; the others of the step go on
+                    sequence.fail(error)
+            del ready[:count]
 
-    def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+    def _wish(self, sequence: Sequence) -> Wish | None:
         try:
-            sequence.advance(logits)
-        except ColibriError as error:  # its own numbers; the others of the step go on
+            return sequence.wish()
+        except ColibriError as error:
             sequence.fail(error)
+            return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from colibri.cache.prefix import Lease
 from colibri.config import SamplingParams, Token
-from colibri.engine.sampler import Choice, Sampler
+from colibri.engine.sampler import Choice, Sampler, Wish
 from colibri.errors import ColibriError
 from colibri.text import IncrementalDecoder, StopMatcher
 
@@ -99,16 +98,29 @@ class Sequence:
         """Tokens that the cache must be able to hold: the last one generated is never computed."""
         return self.prompt_length + max(self.max_tokens - 1, 0)
 
-    def advance(self, logits: NDArray[np.float32]) -> None:
-        """Choose the next token from the logits (vocab,) of the last one and pass on what is final."""
+    def wish(self) -> Wish | None:
+        """What the next token is to be chosen by; None when there is none to choose, and that is the end of it.
+
+        Raises what the constraint does.
+        """
         if not self.max_tokens:  # only its prompt was of interest
             self._end("length")
-            return
-        allowed = None if self._constraint is None else self._constraint.allowed()
-        if allowed is not None and not allowed.any():
-            self._end("stop")
-            return
-        choice = self._sampler(logits, self.ids, allowed)
+            return None
+        allowed = None
+        if self._constraint is not None:
+            allowed = self._constraint.allowed()
+            if not allowed.any():
+                self._end("stop")
+                return None
+        return Wish(self._sampler, self.ids, allowed)
+
+    def advance(self, choice: Choice | ColibriError) -> None:
+        """Take up the token that was chosen and pass on what is final.
+
+        Raises the error instead of a choice, and what the constraint does.
+        """
+        if isinstance(choice, ColibriError):
+            raise choice
         token = choice.token
         self.sampled += 1
         self.last_token_at = time.perf_counter()
@@ -155,5 +167,5 @@ class Sequence:
             tail = self._decoder.finish() if self._decoder is not None else ""
             last = self._waiting.pop()
             text = last.text + self._stops.feed(tail) + self._stops.finish()
-            self._waiting.append(replace(last, text=text))
+            self._waiting.append(last._replace(text=text))
         self._flush()

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 KV_BLOCK: int
-SAMPLING_PART: int
 
 def isa() -> str: ...
 def isas() -> tuple[str, ...]: ...
@@ -57,12 +56,8 @@ def matmul(
     biases: tuple[Tensor | None, ...] | None = None,
 ) -> None: ...
 
-def exponentials(
-    parts: NDArray[np.float64],
-    x: NDArray[np.float32],
-    high: float,
-    temperature: float,
-    out: NDArray[np.float32] | None = None,
+def sample(
+    tokens: NDArray[np.int32], norms: NDArray[np.float64], logits: NDArray[np.float32], settings: NDArray[np.float64]
 ) -> None: ...
 
 class Batch:
@@ -87,7 +82,6 @@ def attention(
 def norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> bool: ...
 def add(out: Tensor, x: Tensor) -> None: ...
 def finite(t: Tensor) -> bool: ...
-def argmax(t: Tensor) -> int: ...
 def combine(out: Tensor, slots: Tensor, weights: Tensor) -> None: ...
 def router(
     ids: Tensor,

@@ -24,7 +24,6 @@ Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
 Glu = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 
 KV_BLOCK = 256  # tokens in a block of the key-value cache
-SAMPLING_PART = 512  # tokens whose weights are summed together
 KV_LANES = 16  # keys that lie side by side in a block
 
 
@@ -239,12 +238,32 @@ def rope(x: F32, positions: I32, cosine: F32, sine: F32) -> F32:
     return np.concatenate(turned, axis=-1).astype(np.float32)
 
 
-def exponentials(x: F32, high: float, temperature: float) -> tuple[F32, F64]:
-    """exp((x - high) / temperature) (n,), and the sums of every SAMPLING_PART of them."""
-    with np.errstate(over="ignore"):
-        weights = np.exp((x - np.float32(high)) / np.float32(temperature)).astype(np.float64)
-    parts = [weights[first : first + SAMPLING_PART].sum() for first in range(0, len(x), SAMPLING_PART)]
-    return weights.astype(np.float32), np.array(parts)
+def sample(logits: F32, settings: Sequence[float]) -> tuple[int, float]:
+    """A token, and ln of the sum of exp(logits) (vocab,), NaN when one is not finite; settings as in `kept`, uniform.
+
+    The first token, likeliest first, at which the running sum of what the filters let in passes `uniform` of the whole.
+    """
+    *filters, uniform = settings
+    ids, weights = kept(logits, *filters)
+    wide = logits.astype(np.float64)
+    norm = np.log(np.exp(wide - wide.max()).sum()) + wide.max() if np.isfinite(logits).all() else np.nan
+    if not any(filters[1:2]) and filters[2] == 1 and filters[3] == 0:  # no filter, no order
+        order = np.argsort(ids)
+        ids, weights = ids[order], weights[order]
+    place = int(np.searchsorted(np.cumsum(weights), uniform * weights.sum(), side="right"))
+    return int(ids[min(place, len(ids) - 1)]), float(norm)
+
+
+def kept(logits: F32, temperature: float, top_k: float, top_p: float, min_p: float) -> tuple[NDArray[np.int64], F64]:
+    """The tokens that the filters let in, likeliest first, the lower id first on ties, and their weights."""
+    order = np.argsort(-logits.astype(np.float64), kind="stable")
+    wide = logits[order].astype(np.float64)
+    weights = np.exp((wide - wide[0]) / temperature) if temperature else np.eye(1, len(wide))[0]
+    if top_k:
+        order, weights = order[: int(top_k)], weights[: int(top_k)]
+    inside = (np.cumsum(weights) - weights < top_p * weights.sum()) & (weights >= min_p)
+    inside[0] = True
+    return order[inside], weights[inside]
 
 
 # ---- attention -----------------------------------------------------------------------------------------------

@@ -21,24 +21,27 @@ class IncrementalDecoder:
         self._vocabulary = vocabulary
         self._skipped = vocabulary.special if skip_special else frozenset()
         self._strip = vocabulary.strip_leading_space and not continues
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""  # the beginning of a character
 
     @property
     def holding(self) -> bool:
         """Whether bytes wait for the rest of their character."""
-        return bool(self._utf8.getstate()[0])
+        return bool(self._held)
 
     def feed(self, token: int) -> str:
         """The text that is complete after this id; may be empty."""
         if token in self._skipped:
             return ""
-        return self._without_leading_space(self._utf8.decode(self._vocabulary.piece_bytes(token)))
+        return self._decode(self._vocabulary.piece_bytes(token), last=False)
 
     def finish(self) -> str:
         """What was held back, as U+FFFD: the text ends here."""
-        return self._without_leading_space(self._utf8.decode(b"", True))
+        return self._decode(b"", last=True)
 
-    def _without_leading_space(self, text: str) -> str:
+    def _decode(self, piece: bytes, *, last: bool) -> str:
+        data = self._held + piece
+        text, used = codecs.utf_8_decode(data, "replace", last)
+        self._held = data[used:]
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

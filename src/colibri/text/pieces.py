@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from tokenizers import Tokenizer as Backend
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 Style = Literal["byte_level", "sentencepiece", "plain"]
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+KEPT_PIECES = 1 << 16  # whose bytes are remembered
 _SPACE = "\u2581"  # SentencePiece writes a space as this block
 
 
@@ -56,6 +58,7 @@ def encode_piece(piece: str) -> bytes:
     return piece.encode("utf-8", "surrogateescape")
 
 
+@lru_cache(KEPT_PIECES)
 def _byte_level_bytes(piece: str) -> bytes:
     try:
         return bytes(BYTE_ALPHABET[character] for character in piece)
@@ -63,6 +66,7 @@ def _byte_level_bytes(piece: str) -> bytes:
         return encode_piece(piece)
 
 
+@lru_cache(KEPT_PIECES)
 def _sentencepiece_bytes(piece: str) -> bytes:
     byte = _BYTE_PIECE.fullmatch(piece)
     if byte is not None:

@@ -37,6 +37,8 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """The text that can be passed on now."""
+        if not self._stops:
+            return text
         if self._stopped is not None:
             return ""
         pending = self._held + text

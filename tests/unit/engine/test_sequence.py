@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri.config import SamplingParams
+from colibri.engine.sampler import Choice
 from colibri.engine.scheduler import schedule
 from colibri.engine.sequence import Sequence
+from colibri.errors import NumericalError
 from colibri.text import IncrementalDecoder
 
 VOCABULARY = [b"a", b"b", b"ab", b" ", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"\xff", b"!\xc3", b"END"]
@@ -35,9 +36,7 @@ def feed(target: Sequence, tokens: list[int]) -> list[tuple[int, str]]:
     """Let the sequence choose these tokens, as long as it goes on."""
     for token in tokens:
         if target.finish_reason is None:
-            values = np.zeros(END + 1, np.float32)
-            values[token] = 50
-            target.advance(values)
+            target.advance(Choice(token, 0.0))
     return [(token.id, token.text) for token in target.output]
 
 
@@ -145,6 +144,5 @@ def test_capacity_leaves_out_the_last_token() -> None:
 
 def test_a_failure_is_kept() -> None:
     target = sequence(greedy())
-    values = np.full(END + 1, np.nan, np.float32)
-    with pytest.raises(Exception, match="NaN"):
-        target.advance(values)
+    with pytest.raises(NumericalError, match="NaN"):
+        target.advance(NumericalError("output: a logit is a NaN"))
