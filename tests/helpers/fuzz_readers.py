@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import struct
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_files import write_zip
+import numpy as np
+from torch_files import permuted, save_old, write_zip
 
 from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.tokenizer_export import tokenizer_metadata
@@ -116,6 +118,13 @@ def _pickle_seeds() -> list[bytes]:
     return found
 
 
+def _torch_seeds() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        old = Path(folder) / "old.bin"
+        save_old(old, {"w": permuted(np.ones((3, 4), np.float32), (1, 0)), "n": {"v": np.zeros(3, np.float16)}})
+        return [next((GOLDEN / "deepspeed-top1").glob("*/*_expert_0_*.pt")).read_bytes(), old.read_bytes()]
+
+
 def _imatrix_seeds() -> list[bytes]:
     name = b"blk.0.attn_q.weight"
     values = struct.pack("<4f", 1, 2, 3, 4)
@@ -129,8 +138,7 @@ READERS: Mapping[str, Reader] = {
     "template": Reader(_template, lambda: [_TEMPLATE.encode()]),
     "safetensors": Reader(_safetensors, _safetensors_seeds),
     "config": Reader(_config, lambda: [(MODEL / "config.json").read_bytes()]),
-    "torch": Reader(lambda folder, data: read_torch(_write(folder / "m.bin", data)),
-                    lambda: [next((GOLDEN / "deepspeed-top1").glob("*/*_expert_0_*.pt")).read_bytes()]),
+    "torch": Reader(lambda folder, data: read_torch(_write(folder / "m.bin", data)), _torch_seeds),
     "pickle": Reader(_pickle, _pickle_seeds),
     "imatrix": Reader(lambda folder, data: read_imatrix(_write(folder / "i.dat", data)), _imatrix_seeds),
 }  # fmt: skip

@@ -71,6 +71,23 @@ class Tensor:
 
 def save(path: Path, content: Any, prefix: str = "archive", compression: int = zipfile.ZIP_STORED) -> None:
     """Write `content` as torch.save would; numpy arrays become tensors."""
+    data, storages = _pickled(content)
+    write_zip(path, data, [storage.values.tobytes() for storage in storages], prefix, compression)
+
+
+def save_old(path: Path, content: Any, *, little_endian: bool = True, keys: list[str] | None = None) -> None:
+    """Write `content` as torch.save did before PyTorch 1.6."""
+    data, storages = _pickled(content, None)
+    system = {"protocol_version": 1001, "little_endian": little_endian, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    parts = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, system)]
+    parts += [data, pickle.dumps([str(number) for number in range(len(storages))] if keys is None else keys, 2)]
+    for storage in storages:
+        parts += [storage.values.size.to_bytes(8, "little"), storage.values.tobytes()]
+    path.write_bytes(b"".join(parts))
+
+
+def _pickled(content: Any, *more: Any) -> tuple[bytes, list[Storage]]:
+    """The pickle and the storages that it speaks of, each with `more` at its end."""
     storages: list[Storage] = []
 
     class Pickler(pickle.Pickler):
@@ -80,12 +97,22 @@ def save(path: Path, content: Any, prefix: str = "archive", compression: int = z
             if obj not in storages:
                 storages.append(obj)
             kind = HalfStorage if obj.values.dtype == np.float16 else FloatStorage
-            return "storage", kind, str(storages.index(obj)), "cpu", obj.values.size
+            return "storage", kind, str(storages.index(obj)), "cpu", obj.values.size, *more
 
     with _torch_names():
         stream = io.BytesIO()
         Pickler(stream, 2).dump(as_tensors(content))
-    write_zip(path, stream.getvalue(), [storage.values.tobytes() for storage in storages], prefix, compression)
+    return stream.getvalue(), storages
+
+
+def permuted(array: np.ndarray[Any, Any], order: tuple[int, ...], step: int = 1) -> Tensor:
+    """The same values, stored with the dimensions in another order and `step` values apart."""
+    stored = np.zeros((*(array.shape[axis] for axis in order), step), array.dtype)
+    stored[..., 0] = array.transpose(order)
+    strides = [0] * array.ndim
+    for place, axis in enumerate(order):
+        strides[axis] = int(np.prod(stored.shape[place + 1 :]))
+    return Tensor(Storage(stored), array.shape, stride=tuple(strides))
 
 
 def as_tensors(content: Any) -> Any:

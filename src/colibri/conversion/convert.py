@@ -31,8 +31,8 @@ from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
 from colibri.conversion.mixes import mix as find_mix
 from colibri.conversion.plan import Output, output_metadata, plan_outputs
+from colibri.conversion.rows import read_rows
 from colibri.errors import ArgumentError, FileError, FormatError, starting_threads
-from colibri.weights.block_types import row_bytes
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
@@ -204,8 +204,7 @@ class _Pieces:
         """Rows of a part as the source has them, and as they are written."""
         info, spec = self._output.parts[part], self._output.spec
         k = 1 if self._output.head_rows and len(info.shape) == 1 else info.shape[-1]
-        raw = np.empty((count, row_bytes(info.type, k)), np.uint8)
-        self._reader.read_into(info.file, info.offset + first * raw.shape[1], raw)
+        raw = read_rows(info, first, count, k, self._reader)
         ordered = adjacent_pairs(raw, self._output.head_rows) if self._output.head_rows else raw
         if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
             return raw, ordered.reshape(-1)

@@ -171,7 +171,9 @@ def _add(tensors: dict[str, TensorInfo], source: SafeTensor, found: Iterator[Ten
 
 
 def _translate(args: Metadata, tensor: SafeTensor) -> Iterator[TensorInfo]:
-    info = TensorInfo(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+    info = TensorInfo(
+        tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides
+    )
     if not 1 <= len(info.shape) <= 2 or min(info.shape) < 1:
         raise FormatError(f"{tensor.file}: {tensor.name:.200} has the shape {list(tensor.shape)}, no weight's")
     match = _IN_LAYER.fullmatch(tensor.name)
@@ -202,8 +204,9 @@ def _unknown(tensor: SafeTensor) -> UnsupportedError:
 def _rows(info: TensorInfo, first: int, count: int, name: str) -> TensorInfo:
     """Some rows of a matrix, or values of a vector."""
     row = info.nbytes // info.shape[0]
+    step = row if info.strides is None else info.strides[0] * info.value_bytes
     shape = count, *info.shape[1:]
-    return replace(info, name=name, shape=shape, offset=info.offset + first * row, nbytes=count * row)
+    return replace(info, name=name, shape=shape, offset=info.offset + first * step, nbytes=count * row)
 
 
 def _split_first(args: Metadata, info: TensorInfo) -> Iterator[TensorInfo]:
@@ -233,8 +236,11 @@ def _split_qkv(args: Metadata, info: TensorInfo) -> Iterator[TensorInfo]:
     if together and heads != kv_heads:
         raise _unsupported(args, "num_key_value_heads", "this version of the trainer is right without groups only")
     groups = 1 if together else kv_heads
-    at, stride = 0, info.nbytes // groups
+    at, stride, strides = 0, info.nbytes // groups, info.strides
+    if strides is not None:
+        strides = info.shape[0] // groups * strides[0], *strides
     for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         first = _rows(info, at, count // groups * head_dim, info.name.format(part))
         at += first.shape[0]
-        yield replace(first, shape=(groups, *first.shape), nbytes=groups * first.nbytes, expert_stride=stride)
+        shape, nbytes = (groups, *first.shape), groups * first.nbytes
+        yield replace(first, shape=shape, nbytes=nbytes, expert_stride=stride, strides=strides)

@@ -1,80 +1,28 @@
-"""Reads the zip files that `torch.save` writes, without torch and without running what is in them.
+"""Where the tensors are in the files that `torch.save` writes: zip files, and those from before PyTorch 1.6.
 
-A pickle is a program. Here it may build dictionaries, lists and tensors, and nothing else: every other global is
-refused by name, so that no code of the file is ever called. Tensors come back as ranges of the file (torch stores
-their bytes as they are, uncompressed), in the form that safetensors headers give.
+Tensors come back as ranges of the file (torch stores their bytes as they are, uncompressed), in the form that
+safetensors headers give; views that are not contiguous, such as transposed matrices, with their strides.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import pickle
-import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import IO, Any, Final
 
-from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.conversion.torch_pickle import GLOBALS, Globals, Record, Storage, Tensor, TrainerGlobals, Unpickler
+from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
+from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.safetensors import INDEX_NAME, SafeTensor, read_directory, read_indexed
 
 MAX_PICKLE_BYTES: Final = 24 << 20  # the structure of a shard with 100,000 tensors takes 20 MB
 MAX_NAME: Final = 1024
+MAX_STEP: Final = 16  # values from one to the next, in the direction in which they are closest
 BIN_INDEX_NAME: Final = "pytorch_model.bin.index.json"
-_STORAGES: Final = {
-    "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
-    "LongStorage": ("I64", 8), "IntStorage": ("I32", 4), "ShortStorage": ("I16", 2), "CharStorage": ("I8", 1),
-    "ByteStorage": ("U8", 1), "BoolStorage": ("BOOL", 1),
-}  # fmt: skip
-
-
-class _StorageType(NamedTuple):
-    dtype: str
-    width: int
-
-
-class _Storage(NamedTuple):
-    type: _StorageType
-    key: str
-    values: int
-
-
-class _Tensor(NamedTuple):
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-class _Record(dict[str, Any]):
-    """Stands for the argparse namespaces of training states: only holds what it is given."""
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.update(state)
-
-
-class _Dictionary(dict[str, Any]):
-    """Stands for an OrderedDict; what is said of it beside its items is left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        """Modules keep the versions of their layouts there."""
-
-
-class _StandIn:
-    """Stands for an object of a training state that is of no interest: takes what it is built from, and is empty."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _StandIn:
-        return super().__new__(cls)
-
-    def ignore(self, *_: Any) -> None:
-        """Take what the pickle would put into the object."""
-
-    __setstate__ = __setitem__ = append = extend = ignore
+_OLD_MAGIC: Final = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # a pickle of the number that old files begin with
 
 
 def read_weights(directory: Path) -> dict[str, SafeTensor]:
@@ -99,10 +47,10 @@ def read_weights(directory: Path) -> dict[str, SafeTensor]:
 def read_file(path: Path) -> dict[str, SafeTensor]:
     """The tensors of a state dictionary; nested dictionaries give names with dots.
 
-    Raises FileError (missing, truncated), FormatError (damaged) or UnsupportedError (other objects, old format).
+    Raises FileError (missing, truncated), FormatError (damaged) or UnsupportedError (other objects, odd strides).
     """
-    with _opened(path) as archive:
-        return _placed(path, archive, _unpickle(path, archive, _GLOBALS))
+    content, places = _load(path, GLOBALS)
+    return _placed(path, content, places)
 
 
 def read_state(path: Path) -> tuple[dict[str, SafeTensor], Mapping[str, Any]]:
@@ -110,169 +58,115 @@ def read_state(path: Path) -> tuple[dict[str, SafeTensor], Mapping[str, Any]]:
 
     Objects of the trainer and its libraries become empty stand-ins. Raises what `read_file` does.
     """
-    with _opened(path) as archive:
-        content = _unpickle(path, archive, _TrainerGlobals(_GLOBALS))
-        options = content.get("args") if isinstance(content, dict) else None
-        if not isinstance(options, _Record):
-            raise UnsupportedError(f"{path}: holds no `args`; states that Megatron-DeepSpeed saved are read")
-        return _placed(path, archive, content.get("module")), options
+    content, places = _load(path, TrainerGlobals(GLOBALS))
+    options = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(options, Record):
+        raise UnsupportedError(f"{path}: holds no `args`; states that Megatron-DeepSpeed saved are read")
+    return _placed(path, content.get("module"), places), options
 
 
-def _placed(path: Path, archive: zipfile.ZipFile, content: Any) -> dict[str, SafeTensor]:
-    places = _Places(path, archive)
-    return {name: _place(places, name, tensor) for name, tensor in _flatten(path, content).items()}
+def _load(path: Path, known: Globals) -> tuple[Any, Mapping[str, int]]:
+    """What a file holds, and the offset of each storage's first byte."""
+    with opened(path) as (descriptor, size):
+        try:
+            if read_exactly(path, descriptor, min(size, len(_OLD_MAGIC)), 0) == _OLD_MAGIC:
+                return _load_old(path, descriptor, size, known)
+            with zipfile.ZipFile(path) as archive:
+                return _load_zip(path, size, archive, known)
+        except (ColibriError, OSError):
+            raise
+        except Exception as error:  # a damaged archive or pickle fails in many ways
+            found = f"{type(error).__name__}: {error!s:.200}"
+            raise FormatError(f"{path}: is damaged, or nothing that torch.save wrote: {found}") from error
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
-    try:
-        archive = zipfile.ZipFile(path)
-        names = archive.namelist()
-        if len(set(names)) != len(names):
-            raise ValueError("two entries have the same name")
-        return archive
-    except OSError as error:
-        raise FileError(f"{path}: cannot be opened: {error.strerror}") from error
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise FormatError(
-            f"{path}: {error}; a file written by torch.save since PyTorch 1.6 is expected. "
-            "Load and save an older one with torch once"
-        ) from error
+# ---- zip files ----
 
 
-def _unpickle(path: Path, archive: zipfile.ZipFile, known: Mapping[str, Callable[..., Any]]) -> Any:
-    entry = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
-    if entry is None:
+def _load_zip(path: Path, size: int, archive: zipfile.ZipFile, known: Globals) -> tuple[Any, dict[str, int]]:
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    if len(entries) != len(archive.infolist()):
+        raise ValueError("two entries have the same name")
+    name = next((name for name in entries if name.endswith("/data.pkl")), None)
+    if name is None:
         raise FormatError(f"{path}: holds no data.pkl; a file written by torch.save is expected")
-    if entry.file_size > MAX_PICKLE_BYTES or entry.compress_type != zipfile.ZIP_STORED:
-        raise FormatError(f"{path}: data.pkl takes {entry.file_size} bytes, at most {MAX_PICKLE_BYTES} are read")
-    try:
-        return _Unpickler(path, archive.read(entry), known).load()
-    except (FormatError, UnsupportedError):
-        raise
-    except (zipfile.BadZipFile, OSError) as error:
-        raise FormatError(f"{path}: data.pkl cannot be read: {error}") from error
-    except Exception as error:  # a damaged pickle fails in many ways
-        raise FormatError(f"{path}: data.pkl is damaged: {type(error).__name__}: {error!s:.200}") from error
+    nbytes = entries[name].file_size
+    if nbytes > MAX_PICKLE_BYTES or entries[name].compress_type != zipfile.ZIP_STORED:
+        raise FormatError(f"{path}: data.pkl takes {nbytes} bytes, at most {MAX_PICKLE_BYTES} are read")
+    unpickler = Unpickler(path, io.BytesIO(archive.read(name)), known)
+    content = unpickler.load()
+    folder = name.removesuffix("data.pkl")
+    with path.open("rb") as file:
+        starts = {
+            key: _start(path, size, file, storage, entries.get(f"{folder}data/{key}"))
+            for key, storage in unpickler.storages.items()
+        }
+    return content, starts
 
 
-class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler in Python: that in C makes room for a memo of four billion objects when it is told to.
-
-    Keys must be plain, because hashing tuples of tuples may take for ever; opcodes that torch.save does not use and
-    that hash, or make room before they read, are not known.
-    """
-
-    stack: list[Any]
-    pop_mark: Callable[[], list[Any]]
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
-    for opcode in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.DICT):
-        del dispatch[opcode[0]]
-
-    def load_setitem(self) -> None:
-        """The value and the key are on the stack, the dictionary below them."""
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set(self.stack[-1], key, value)
-
-    def load_setitems(self) -> None:
-        """Keys and values since the last mark."""
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(self.stack[-1], key, value)
-
-    def _set(self, target: Any, key: Any, value: Any) -> None:
-        if type(key) not in (str, int, float, bool, type(None)):
-            raise ValueError(f"a dictionary with a {type(key).__name__} for a key")
-        if isinstance(target, dict) and key in target:
-            raise ValueError(f"a dictionary with the key {key!r:.80} twice")
-        target[key] = value
-
-    def load_build(self) -> None:
-        """A state is given to our own objects only, never to a class or a function."""
-        state, target = self.stack.pop(), self.stack[-1]
-        if not isinstance(target, _Record | _Dictionary | _StandIn):
-            raise ValueError(f"a state for a {type(target).__name__}")
-        target.__setstate__(state)
-
-    dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = load_setitem, load_setitems
-    dispatch[pickle.BUILD[0]] = load_build
-
-    def __init__(self, path: Path, data: bytes, known: Mapping[str, Callable[..., Any]]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._path, self._known = path, known
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _STORAGES:
-            return _StorageType(*_STORAGES[name])
-        found = self._known.get(f"{module}.{name}")
-        if found is None:
-            raise UnsupportedError(
-                f"{self._path}: asks for {module}.{name}; only tensors and plain containers are read, because "
-                "anything else could run code of the file"
-            )
-        return found
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], _StorageType)):
-            raise FormatError(f"{self._path}: a storage of an unknown kind")
-        if not isinstance(pid[2], str) or not _count(pid[4]):
-            raise FormatError(f"{self._path}: a storage without a key or a number of values")
-        return _Storage(pid[1], pid[2], pid[4])
+def _start(path: Path, size: int, file: IO[bytes], storage: Storage, entry: zipfile.ZipInfo | None) -> int:
+    """The zip directory does not have it: the entry's own header is read."""
+    what = f"{path}: the storage data/{storage.key:.80}"
+    expected = storage.values * storage.type.width
+    if entry is None:
+        raise FormatError(f"{what} is missing")
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != expected:
+        raise FormatError(f"{what} takes {entry.file_size} bytes, {expected} uncompressed ones are expected")
+    file.seek(entry.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\3\4":
+        raise FormatError(f"{what} has no header; the file is damaged")
+    start = entry.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    if start + expected > size:
+        raise FileError(f"{path}: ends before data/{storage.key:.80} does; it is truncated")
+    return start
 
 
-def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Tensor:
-    if not isinstance(storage, _Storage) or not _count(offset) or not _counts(size) or not _counts(stride):
-        raise ValueError("a tensor without a storage, or with an impossible shape")
-    if len(size) != len(stride):
-        raise ValueError(f"a tensor of shape {size} with strides {stride}")
-    return _Tensor(storage, offset, tuple(size), tuple(stride))
+# ---- files of PyTorch before 1.6 ----
 
 
-def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
-    return tensor
+def _load_old(path: Path, descriptor: int, size: int, known: Globals) -> tuple[Any, dict[str, int]]:
+    """Five pickles (a number, a version, the system, the content, the storages' keys), then each storage's values
+    behind their number in 8 bytes."""
+    stream = io.BytesIO(read_exactly(path, descriptor, min(size, MAX_PICKLE_BYTES), 0))
+    unpicklers = [Unpickler(path, stream, known) for _ in range(5)]
+    _, _, system, content, keys = (unpickler.load() for unpickler in unpicklers)
+    storages = unpicklers[3].storages
+    if not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise UnsupportedError(f"{path}: was written on a big-endian machine")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(storages):
+        raise FormatError(f"{path}: its list of storages is not that of the tensors")
+    starts: dict[str, int] = {}
+    position = stream.tell()
+    for key in keys:
+        storage = storages[key]
+        values = int.from_bytes(read_exactly(path, descriptor, 8, position), "little")
+        if values != storage.values:
+            raise FormatError(f"{path}: the storage {key:.80} has {values} values, {storage.values} are expected")
+        starts[key] = position + 8
+        position += 8 + values * storage.type.width
+    if position > size:
+        raise FileError(f"{path}: takes {position} bytes, but the file has {size}; it is truncated")
+    return content, starts
 
 
-def _size(values: Any) -> tuple[int, ...]:
-    return tuple(values)
+# ---- tensors ----
 
 
-_GLOBALS: Final[Mapping[str, Callable[..., Any]]] = {
-    "collections.OrderedDict": _Dictionary,
-    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
-    "torch._utils._rebuild_parameter": _rebuild_parameter,
-    "torch.Size": _size,
-    "argparse.Namespace": _Record,
-}
-_OF_TRAINERS = re.compile(
-    r"(torch|numpy|megatron|deepspeed|apex)\..+|_codecs\.encode|collections\.defaultdict|builtins\.(set|dict|slice)"
-)
+def _placed(path: Path, content: Any, starts: Mapping[str, int]) -> dict[str, SafeTensor]:
+    return {name: _place(path, starts, name, tensor) for name, tensor in _flatten(path, content).items()}
 
 
-class _TrainerGlobals(dict[str, Callable[..., Any]]):
-    """The known globals, and a stand-in for whatever else belongs to a trainer or its libraries."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """What is put in the place of a global; nothing of the library itself."""
-        return self[key] if key in self else _StandIn if _OF_TRAINERS.fullmatch(key) else default
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 48
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) <= 8 and all(map(_count, value))
-
-
-def _flatten(path: Path, content: Any) -> dict[str, _Tensor]:
+def _flatten(path: Path, content: Any) -> dict[str, Tensor]:
     """Tensors by name; dictionaries inside dictionaries (as training states have) are walked, each one once."""
     if not isinstance(content, dict):
         raise FormatError(f"{path}: holds a {type(content).__name__}, a dictionary of tensors is expected")
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     open_: list[tuple[str, Any]] = [("", content)]
     while open_:
         prefix, value = open_.pop()
-        if isinstance(value, _Tensor):
+        if isinstance(value, Tensor):
             tensors[prefix] = value
         elif isinstance(value, dict) and id(value) not in seen:
             if len(prefix) > MAX_NAME:
@@ -283,54 +177,27 @@ def _flatten(path: Path, content: Any) -> dict[str, _Tensor]:
     return tensors
 
 
-class _Places:
-    """Where the storages lie in the file."""
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path = path
-        self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-        self._size = path.stat().st_size
-        self._found: dict[str, int] = {}
-
-    def start(self, storage: _Storage) -> int:
-        """The offset of a storage's first byte. The zip directory does not have it: the entry's own header is read."""
-        if storage.key not in self._found:
-            self._found[storage.key] = self._start(storage)
-        return self._found[storage.key]
-
-    def _start(self, storage: _Storage) -> int:
-        entry = self._entries.get(f"data/{storage.key}")
-        if entry is None:
-            raise FormatError(f"{self.path}: the storage data/{storage.key} is missing")
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != storage.values * storage.type.width:
-            raise FormatError(
-                f"{self.path}: the storage data/{storage.key} takes {entry.file_size} bytes, "
-                f"{storage.values * storage.type.width} uncompressed ones are expected"
-            )
-        with self.path.open("rb") as file:
-            file.seek(entry.header_offset)
-            header = file.read(30)
-        if len(header) < 30 or header[:4] != b"PK\3\4":
-            raise FormatError(f"{self.path}: the storage data/{storage.key} has no header; the file is damaged")
-        name, extra = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
-        start = entry.header_offset + 30 + name + extra
-        if start + entry.file_size > self._size:
-            raise FileError(f"{self.path}: ends before data/{storage.key} does; it is truncated")
-        return start
-
-
-def _place(places: _Places, name: str, tensor: _Tensor) -> SafeTensor:
+def _place(path: Path, starts: Mapping[str, int], name: str, tensor: Tensor) -> SafeTensor:
     dtype, width = tensor.storage.type
-    expected = 1
-    for size, stride in zip(tensor.shape[::-1], tensor.stride[::-1], strict=True):
-        if size != 1 and stride != expected:
-            raise UnsupportedError(
-                f"{places.path}: tensor {name:.200} of shape {tensor.shape} is stored with strides {tensor.stride}; "
-                "save it once as a contiguous tensor"
-            )
-        expected *= size
     count = math.prod(tensor.shape)
-    if tensor.offset + count > tensor.storage.values:
-        raise FormatError(f"{places.path}: tensor {name:.200} goes past the end of its storage")
-    start = places.start(tensor.storage) + tensor.offset * width
-    return SafeTensor(name, dtype, tensor.shape, places.path, start, count * width)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
+    if count and tensor.offset + last >= tensor.storage.values:
+        raise FormatError(f"{path}: tensor {name:.200} goes past the end of its storage")
+    start = starts[tensor.storage.key] + tensor.offset * width
+    strides = None if not count or _contiguous(tensor.shape, tensor.stride) else tensor.stride
+    matrix = zip(tensor.shape[-2:], tensor.stride[-2:], strict=True)
+    if strides and min((stride for size, stride in matrix if size > 1), default=1) > MAX_STEP:
+        raise UnsupportedError(
+            f"{path}: tensor {name:.200} of shape {tensor.shape} is stored with strides {strides}; "
+            "save it once as a contiguous tensor"
+        )
+    return SafeTensor(name, dtype, tensor.shape, path, start, count * width, strides)
+
+
+def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(shape[::-1], strides[::-1], strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

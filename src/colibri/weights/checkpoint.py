@@ -146,7 +146,7 @@ class Checkpoint:
         ordered = sorted(self.tensors.values(), key=lambda info: info.name)
         with FileReader() as reader:
             for info in ordered[:: max(1, len(ordered) // 64)]:
-                sample = bytearray(min(256, info.row_bytes))
+                sample = bytearray(min(256, info.row_bytes) if info.strides is None else info.value_bytes)
                 reader.read_into(info.file, info.offset, sample)
                 digest.update(sample)
         return digest.hexdigest()

@@ -325,7 +325,9 @@ def _expert_tensors(family: Family, block: str, rest: str, tensor: SafeTensor) -
 def _info(name: str, tensor: SafeTensor) -> TensorInfo:
     if not 1 <= len(tensor.shape) <= 4 or min(tensor.shape) < 1:
         raise FormatError(f"{tensor.file}: tensor {tensor.name:.200} has the impossible shape {list(tensor.shape)}")
-    return TensorInfo(name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+    return TensorInfo(
+        name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides
+    )
 
 
 def _check_layers(config: Metadata, family: Family, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:

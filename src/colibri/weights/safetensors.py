@@ -28,7 +28,10 @@ _SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One tensor: dtype as the file names it, shape slowest first, absolute offset of its bytes in `file`."""
+    """One tensor: dtype as the file names it, shape slowest first, absolute offset of its bytes in `file`.
+
+    strides: values from one index to the next along each dimension, where they are not back to back.
+    """
 
     name: str
     dtype: str
@@ -36,6 +39,7 @@ class SafeTensor:
     file: Path
     offset: int
     nbytes: int
+    strides: tuple[int, ...] | None = None
 
 
 def read_directory(directory: Path) -> dict[str, SafeTensor]:

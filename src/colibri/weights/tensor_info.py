@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from colibri.errors import FormatError
-from colibri.weights.block_types import row_bytes
+from colibri.weights.block_types import BY_NAME, row_bytes
 
 RowOrder = Literal["plain", "interleaved_pairs"]
 
@@ -22,6 +22,8 @@ class TensorInfo:
     row_order "interleaved_pairs" means that the rows of every head of `head_rows` rows are stored as
     0, h, 1, h+1, ... (h = head_rows / 2) of the half-split order that the engine uses.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
+    strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
+    transposed views; only a converter reads such tensors.
     """
 
     name: str
@@ -33,11 +35,17 @@ class TensorInfo:
     row_order: RowOrder = "plain"
     head_rows: int = 0
     expert_stride: int | None = None
+    strides: tuple[int, ...] | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row (the last dimension)."""
         return row_bytes(self.type, self.shape[-1])
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one value, of the types whose values stand alone."""
+        return BY_NAME[self.type].bytes
 
     def expert(self, index: int) -> TensorInfo:
         """The (rows, k) part of one expert of a merged (experts, rows, k) tensor, or (rows,) of a merged bias."""
@@ -46,6 +54,8 @@ class TensorInfo:
         rest = self.shape[1:]
         nbytes = math.prod(rest[:-1]) * self.row_bytes
         stride = nbytes if self.expert_stride is None else self.expert_stride
+        if self.strides is not None:
+            stride = self.strides[0] * self.value_bytes
         return replace(
             self,
             name=f"{self.name}[{index}]",
@@ -53,6 +63,7 @@ class TensorInfo:
             offset=self.offset + index * stride,
             nbytes=nbytes,
             expert_stride=None,
+            strides=None if self.strides is None else self.strides[1:],
         )
 
     def halves(self, first: str, second: str) -> tuple[TensorInfo, TensorInfo]:
@@ -61,5 +72,6 @@ class TensorInfo:
             raise FormatError(f"{self.file}: {self.name} has shape {self.shape}, (experts, 2 * rows, k) is expected")
         experts, rows, k = self.shape
         stride = rows * self.row_bytes if self.expert_stride is None else self.expert_stride
+        row = self.row_bytes if self.strides is None else self.strides[1] * self.value_bytes
         part = replace(self, name=first, shape=(experts, rows // 2, k), nbytes=self.nbytes // 2, expert_stride=stride)
-        return part, replace(part, name=second, offset=self.offset + rows // 2 * self.row_bytes)
+        return part, replace(part, name=second, offset=self.offset + rows // 2 * row)

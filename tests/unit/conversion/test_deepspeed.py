@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_files import save, write_zip
+from torch_files import permuted, save, write_zip
 
+from colibri.conversion.convert import Options, convert
 from colibri.conversion.deepspeed import DENSE, deepspeed_folder, open_deepspeed
 from colibri.conversion.source import open_source
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
@@ -156,3 +157,17 @@ def test_mutations_give_typed_errors_only(tmp_path: Path) -> None:
         (tmp_path / "s" / DENSE).write_bytes(data)
         with contextlib.suppress(ColibriError):
             open_source(tmp_path / "s")
+
+
+def test_tensors_that_are_not_contiguous(tmp_path: Path) -> None:
+    """Parts of rows are taken from transposed matrices and from vectors with gaps, too."""
+    shapes = {
+        "attention.query_key_value.weight": (3 * HIDDEN, HIDDEN), "attention.query_key_value.bias": (3 * HIDDEN,),
+        "attention.dense.weight": (HIDDEN, HIDDEN), "input_layernorm.bias": (HIDDEN,),
+    }  # fmt: skip
+    layer = {name: permuted(numbers(*shape), (1, 0)[2 - len(shape) :], step=2) for name, shape in shapes.items()}
+    for name, changes in (("plain", {}), ("strided", layer)):
+        source = open_source(write(tmp_path / name, **changes))
+        convert(source, tmp_path / f"{name}.gguf", Options("f32", name="same"))
+    assert source.tensors["blk.0.attn_q.bias"].strides == (24, 2)
+    assert (tmp_path / "plain.gguf").read_bytes() == (tmp_path / "strided.gguf").read_bytes()

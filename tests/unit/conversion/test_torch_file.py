@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoint_files import directory_config, directory_tensors, write_directory
-from torch_files import Storage, Tensor, save, write_zip
+from torch_files import Storage, Tensor, permuted, save, save_old, write_zip
 
 from colibri.conversion.convert import Options, convert
+from colibri.conversion.rows import read_rows
 from colibri.conversion.source import open_source
 from colibri.conversion.torch_file import read_file
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
+from colibri.weights.file_reader import FileReader
+from colibri.weights.tensor_info import TensorInfo
 
 RNG = np.random.default_rng(5)
 
@@ -57,10 +62,7 @@ def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path,
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "config.json").write_text((safe / "config.json").read_text())
-    tensors = {
-        name: np.frombuffer(data, np.float32).reshape(shape)
-        for name, (_, shape, data) in directory_tensors("mixtral").items()
-    }
+    tensors = arrays("mixtral")
     names = sorted(tensors)
     for shard in range(shards):
         part = {name: tensors[name] for name in names[shard::shards]}
@@ -70,6 +72,68 @@ def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path,
         convert(open_source(source), tmp_path / f"{source.name}.gguf", options)
     assert (tmp_path / "safe.gguf").read_bytes() == (tmp_path / "torch.gguf").read_bytes()
     assert directory_config("mixtral")["model_type"] == "mixtral"
+
+
+def arrays(family: str, fused: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = directory_tensors(family, fused)
+    return {name: np.frombuffer(data, np.float32).reshape(shape) for name, (_, shape, data) in tensors.items()}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("write", [save, save_old])
+def test_tensors_that_are_not_contiguous(tmp_path: Path, write: Callable[..., None], fused: bool) -> None:
+    """Transposed matrices and views with gaps give the same file as contiguous ones."""
+    safe = write_directory(tmp_path / "safe", "mixtral", fused)
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "config.json").write_text((safe / "config.json").read_text())
+    stored: dict[str, Any] = {}
+    for number, (name, array) in enumerate(arrays("mixtral", fused).items()):
+        orders = list(itertools.permutations(range(array.ndim)))
+        stored[name] = permuted(array, orders[number % len(orders)], step=1 + number % 3)
+    write(torch / "pytorch_model.bin", stored)
+    assert sum(tensor.strides is not None for tensor in read_file(torch / "pytorch_model.bin").values()) > 15
+    for source in (safe, torch):
+        convert(open_source(source), tmp_path / f"{source.name}.gguf", Options("f32", name="same"))
+    assert (tmp_path / "safe.gguf").read_bytes() == (tmp_path / "torch.gguf").read_bytes()
+
+
+def test_values_that_are_there_once_for_all_rows(tmp_path: Path) -> None:
+    row = np.arange(3, dtype=np.float32)
+    save_old(tmp_path / "a.bin", {"w": Tensor(Storage(row), (4, 3), stride=(0, 1)), "v": Tensor(Storage(row), (3, 4),
+             stride=(1, 0)), "n": Tensor(Storage(row[:1]), (2, 2), stride=(0, 0))})  # fmt: skip
+    found = read_file(tmp_path / "a.bin")
+    with FileReader() as reader:
+        for name, expected in (("w", np.tile(row, (4, 1))), ("v", np.tile(row, (4, 1)).T), ("n", np.zeros((2, 2)))):
+            (rows, k), tensor = found[name].shape, found[name]
+            info = TensorInfo(name, "F32", (rows, k), tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides)
+            values = read_rows(info, 0, rows, k, reader).view(np.float32)
+            np.testing.assert_array_equal(values, expected)
+            np.testing.assert_array_equal(read_rows(info, 1, 1, k, reader).view(np.float32), expected[1:2])
+
+
+def test_files_of_before_pytorch_1_6(tmp_path: Path) -> None:
+    first, half = RNG.normal(size=(3, 4)).astype(np.float32), RNG.normal(size=(5,)).astype(np.float16)
+    path = tmp_path / "a.bin"
+    save_old(path, collections.OrderedDict(first=first, half=half))
+    np.testing.assert_array_equal(values(path, "first"), first)
+    np.testing.assert_array_equal(values(path, "half"), half)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(FileError, match="truncated"):
+        read_file(path)
+    path.write_bytes(whole.replace((12).to_bytes(8, "little"), (1 << 60).to_bytes(8, "little")))
+    with pytest.raises(FormatError, match=f"has {1 << 60} values, 12 are expected"):
+        read_file(path)
+    save_old(path, {"w": first}, little_endian=False)
+    with pytest.raises(UnsupportedError, match="big-endian"):
+        read_file(path)
+    save_old(path, {"w": first}, keys=["0", "0"])
+    with pytest.raises(FormatError, match="list of storages"):
+        read_file(path)
+    save_old(path, {"w": Tensor(Storage(first), (13,))})
+    with pytest.raises(FormatError, match="past the end"):
+        read_file(path)
 
 
 class Hostile:
@@ -113,9 +177,13 @@ def test_a_storage_that_lies_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "past.bin", {"w": Tensor(storage, (5,))})
     with pytest.raises(FormatError, match="past the end"):
         read_file(tmp_path / "past.bin")
-    save(tmp_path / "strided.bin", {"w": Tensor(storage, (2, 2), stride=(1, 2))})
+    wide = Storage(np.zeros(100, np.float32))
+    save(tmp_path / "strided.bin", {"w": Tensor(wide, (2, 2), stride=(20, 40))})
     with pytest.raises(UnsupportedError, match="strides"):
         read_file(tmp_path / "strided.bin")
+    save(tmp_path / "past.bin", {"w": Tensor(storage, (2, 2), stride=(1, 3))})
+    with pytest.raises(FormatError, match="past the end"):
+        read_file(tmp_path / "past.bin")
     save(tmp_path / "huge.bin", {"w": Tensor(storage, (1 << 40, 1 << 40))})
     with pytest.raises(FormatError):
         read_file(tmp_path / "huge.bin")
@@ -140,17 +208,18 @@ def test_names_that_appear_twice(tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         read_file(tmp_path / "missing.bin")
-    (tmp_path / "old.bin").write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
-    with pytest.raises(FormatError, match=r"since PyTorch 1\.6"):
-        read_file(tmp_path / "old.bin")
+    (tmp_path / "tar.bin").write_bytes(b"pickle\0" * 80)
+    with pytest.raises(FormatError, match=r"nothing that torch\.save wrote"):
+        read_file(tmp_path / "tar.bin")
     with zipfile.ZipFile(tmp_path / "empty.bin", "w"):
         pass
     with pytest.raises(FormatError, match=r"data\.pkl"):
         read_file(tmp_path / "empty.bin")
 
 
-def test_mutations_give_typed_errors_only(tmp_path: Path) -> None:
-    save(tmp_path / "a.bin", {"w": RNG.normal(size=(3, 4)).astype(np.float32), "n": {"v": np.zeros(3, np.float16)}})
+@pytest.mark.parametrize("write", [save, save_old])
+def test_mutations_give_typed_errors_only(tmp_path: Path, write: Callable[..., None]) -> None:
+    write(tmp_path / "a.bin", {"w": RNG.normal(size=(3, 4)).astype(np.float32), "n": {"v": np.zeros(3, np.float16)}})
     whole = (tmp_path / "a.bin").read_bytes()
     for _ in range(500):
         data = bytearray(whole)
