@@ -5,8 +5,8 @@
     python tools/fuzz.py all --minutes 60        # the time is divided
 
 An input that ends in anything but a ColibriError, takes more than 5 seconds of processor time or 2 GB, is kept as
-crash-... in the corpus folder (build/fuzz/READER by default); put it, made small, into tests/fixtures/fuzz/READER, where
-the tests run it.
+crash-... in the corpus folder (build/fuzz/READER by default); put it, made small, into tests/fixtures/fuzz/READER,
+where the tests run it.
 """
 
 from __future__ import annotations
