@@ -115,25 +115,76 @@ def test_a_replaced_expert_makes_all_of_it_worthless(load: Load, prompts: list[l
     assert generated(model, prompts[0])[1] == 339
 
 
-def test_a_full_cache_makes_later_ones_wait_and_ends_none(load: Load) -> None:
-    """Two contexts of 512 tokens for nine sequences that fill most of one each: every one gets all its tokens."""
-    alone, small = load(LONG, context=512), load(LONG, context=512, sequences=2, share_prefixes=True, chunk=64)
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("chunk", [640, 64])
+def test_a_full_cache_makes_the_latest_wait_and_changes_no_token(load: Load, share: bool, chunk: int) -> None:
+    """Six blocks for nine sequences that grow to three each; those that start too early give theirs to older ones."""
+    alone = load(LONG, context=640)
+    small = load(LONG, context=640, sequences=2, share_prefixes=share, chunk=chunk)
     rng = np.random.default_rng(8)
-    beginning = rng.integers(0, 60, 250).tolist()
-    prompts = [[*beginning, *rng.integers(0, 60, length).tolist()] for length in range(20, 110, 10)]
-    params = SamplingParams(max_tokens=140, temperature=0, ignore_eos=True)
-    expected = [[token.id for token in alone.generate(ids, params)] for ids in prompts]
-    waiting = [small.sequence(ids, params) for ids in prompts]
+    lengths = [20, 30, 240, 250, 255, 256, 257, 20, 40]
+    prompts = [rng.integers(0, 60, length).tolist() for length in lengths]
+    params = [
+        SamplingParams(
+            max_tokens=600 - length, temperature=place % 2, seed=place, ignore_eos=True, frequency_penalty=0.2
+        )
+        for place, length in enumerate(lengths)
+    ]
+    expected = [list(alone.generate(*given)) for given in zip(prompts, params, strict=True)]
+    waiting = [small.sequence(*given) for given in zip(prompts, params, strict=True)]
     for sequence in waiting:
         small.engine.add(sequence)
     order: list[int] = []
-    while len(order) < len(waiting):
+    together = 0
+    while any(sequence.finish_reason is None for sequence in waiting):
         before = small.engine.steps
         small.engine.step()
         assert small.engine.steps > before, "nothing runs, and there are some that wait"
         order += [place for place, each in enumerate(waiting) if each.lease is not None and place not in order]
-    while any(sequence.finish_reason is None for sequence in waiting):
-        small.engine.step()
+        together = max(together, small.engine.running)
+    assert together > 2  # as many as two whole contexts
     assert order == sorted(order)  # none is overtaken for want of room
+    assert waiting[0].preempted == 0
+    assert small.engine.preemptions == sum(sequence.preempted for sequence in waiting) >= 2
     assert [sequence.finish_reason for sequence in waiting] == ["length"] * 9
-    assert [[token.id for token in sequence.output] for sequence in waiting] == expected
+    assert [list(sequence.output) for sequence in waiting] == expected
+    assert {sequence.cached for sequence in waiting} == {0}  # what was computed for themselves does not count
+    assert small.engine.cache.free_blocks == small.engine.cache.blocks
+
+
+def test_a_watcher_sees_each_position_once_though_its_sequence_is_preempted(load: Load) -> None:
+    alone, small = load(LONG, context=640), load(LONG, context=640, sequences=1, share_prefixes=True, chunk=32)
+    rng = np.random.default_rng(3)
+    older, prompt = rng.integers(0, 60, 250).tolist(), rng.integers(0, 60, 250).tolist()
+    seen: list[tuple[int, bytes]] = []
+    params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+    first = small.sequence(older, params)
+    watched = small.sequence(
+        prompt, params, prompt_watcher=lambda position, logits: seen.append((position, logits.tobytes()))
+    )
+    small.engine.add(first)
+    for _ in range(4):  # so that it needs a block while the other's prompt is computed
+        small.engine.step()
+    small.engine.add(watched)
+    while watched.finish_reason is None:
+        small.engine.step()
+    assert watched.preempted
+    logits = alone.infer(prompt)
+    assert seen == [(place, row.tobytes()) for place, row in enumerate(logits)]
+    assert [token.id for token in watched.output] == [token.id for token in alone.generate(prompt, params)]
+
+
+def test_a_preempted_sequence_can_be_cancelled(load: Load) -> None:
+    model = load(LONG, context=640, sequences=2, share_prefixes=True)
+    params = SamplingParams(max_tokens=600, temperature=0, ignore_eos=True)
+    running = [model.sequence([token], params) for token in range(3)]
+    for sequence in running:
+        model.engine.add(sequence)
+    while not running[2].preempted:
+        model.engine.step()
+    model.engine.cancel(running[2])
+    assert model.engine.waiting == 0
+    while any(sequence.finish_reason is None for sequence in running):
+        model.engine.step()
+    assert [sequence.finish_reason for sequence in running] == ["length", "length", "cancelled"]
+    assert model.engine.cache.free_blocks == model.engine.cache.blocks

@@ -107,6 +107,15 @@ class SharedCache(KeyValueCache):
         key = path[-1].key if path else ROOT
         return Lease(table, cached, self._epoch, path, key, len(path))
 
+    def extend(self, lease: Lease, tokens: int) -> bool:
+        """Let a sequence have blocks for `tokens`; False when there are not enough."""
+        missing = blocks_for(tokens) - len(lease.table)
+        if missing > self.free_blocks:
+            return False
+        if missing > 0:
+            lease.table = np.concatenate([lease.table, self.take(SIZE * missing)])
+        return True
+
     def note(self, lease: Lease, ids: Sequence[int], computed: int) -> None:
         """Remember what is there now: the first `computed` of a sequence's ids are in the cache."""
         if lease.epoch != self._epoch or not self.shares:

@@ -28,6 +28,7 @@ class Engine:
         self.decoder = decoder
         self.cache = cache
         self.steps = 0
+        self.preemptions = 0
         self._chunk = chunk
         self._weights = decoder.weights_version
         self._waiting: list[Sequence] = []
@@ -40,7 +41,7 @@ class Engine:
         self._choose = Chooser(LOGIT_ROWS)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; it starts as soon as the cache has room for all that it may become."""
+        """Queue a sequence; it starts as soon as the cache has room for it and for those that run to grow."""
         with self._lock:
             if sequence.finish_reason is None:
                 self._waiting.append(sequence)
@@ -134,6 +135,7 @@ class Engine:
         if self._waiting:
             self._check_weights(self.decoder.refresh())
             self._admit()
+        self._extend()
         work = schedule(self._running, self._chunk)
         if not work:
             return
@@ -157,19 +159,37 @@ class Engine:
             share = sequence.prompt_watcher is None  # which wants to see every position
             if share and self.cache.shares and follows(sequence, self._running):
                 continue
-            room = self.cache.has_room(sequence.capacity, sequence.ids if share else ())
+            tokens = len(sequence.ids)
+            spare = ops.KV_BLOCK * sum(other.grows for other in self._running)
+            room = self.cache.has_room(tokens + spare, sequence.ids if share else ())
             if len(self._running) >= self._chunk or not room:
                 return
-            sequence.borrowed(self.cache.borrow(sequence.ids, sequence.capacity, share=share))
+            sequence.borrowed(self.cache.borrow(sequence.ids, tokens, share=share))
             self._running.append(sequence)
             self._waiting.remove(sequence)
+
+    def _extend(self) -> None:
+        """Blocks for the tokens of this step; where none is free, the sequence that started last waits once more.
+
+        The oldest can always go on, since the cache holds any one of them.
+        """
+        for sequence in self._running.copy():
+            while sequence.lease is not None and not self.cache.extend(sequence.lease, len(sequence.ids)):
+                last = self._running.pop()
+                self._give_back(last)
+                last.preempt()
+                self._waiting.insert(0, last)
+                self.preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if sequence.lease is not None:
+            self.cache.end(sequence.lease, sequence.ids, 0 if sequence.error is not None else sequence.computed)
 
     def _retire(self) -> None:
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
         for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
             self._running.remove(sequence)
-            if sequence.lease is not None:
-                self.cache.end(sequence.lease, sequence.ids, 0 if sequence.error is not None else sequence.computed)
+            self._give_back(sequence)
 
     def _check_weights(self, version: int) -> None:
         """Forget what was computed with experts that have been replaced since."""
@@ -203,7 +223,7 @@ class Engine:
         self._check_weights(self.decoder.weights_version)
         row = 0
         for sequence, count in work:
-            if sequence.prompt_watcher is not None and sequence.computed < sequence.prompt_length:
+            if sequence.prompt_watcher is not None and sequence.watched < sequence.prompt_length:
                 self._report(sequence, sequence.prompt_watcher, rows, row, count)
             sequence.computing = 0
             sequence.computed += count
@@ -213,12 +233,13 @@ class Engine:
         return rows
 
     def _report(self, sequence: Sequence, watcher: PromptWatcher, rows: Rows, row: int, count: int) -> None:
-        """Show the logits of a part of a prompt."""
-        for first in range(0, count, LOGIT_ROWS):
+        """Show the logits of a part of a prompt, where they have not been shown before."""
+        for first in range(max(0, sequence.watched - sequence.computed), count, LOGIT_ROWS):
             part = min(LOGIT_ROWS, count - first)
             logits = self.decoder.logits(rows, row + first, row + first + part)
             for place in range(part):
                 watcher(sequence.computed + first + place, logits[place])
+            sequence.watched += part
 
     def _sample(self, work: list[Work], rows: Rows) -> None:
         """Next tokens of the sequences whose last known token was computed, neighbouring rows together."""

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri import ops
 from colibri.cache.prefix import Lease
 from colibri.config import SamplingParams, Token
 from colibri.engine.sampler import Choice, Sampler, Wish
@@ -54,7 +55,9 @@ class Sequence:
         self.computed = 0  # tokens whose keys and values are in the cache
         self.computing = 0  # tokens that go through the layers now
         self.cached = 0  # of these, tokens that were there before it came
+        self.preempted = 0  # how often it lost its place in the cache
         self.prompt_watcher = prompt_watcher
+        self.watched = 0  # positions that the watcher has seen
         self.lease: Lease | None = None
         self.max_tokens = max_tokens
         nothing_to_do = not max_tokens and prompt_watcher is None
@@ -73,15 +76,28 @@ class Sequence:
         self._stops = StopMatcher(params.stop)
 
     def borrowed(self, lease: Lease) -> None:
-        """Take up a place in the cache, with what is known of the prompt."""
+        """Take up a place in the cache, with what is known of its tokens."""
         self.lease = lease
-        self.computed = self.cached = lease.cached
+        self.computed = lease.cached
+        if not self.preempted:
+            self.cached = lease.cached
+
+    def preempt(self) -> None:
+        """Give up the place in the cache: what was computed will be computed again."""
+        self.lease = None
+        self.computed = 0
+        self.preempted += 1
 
     @property
     def table(self) -> NDArray[np.int32]:
         """Numbers of the blocks that hold its keys and values."""
         assert self.lease is not None
         return self.lease.table
+
+    @property
+    def grows(self) -> bool:
+        """Whether it may need more blocks than it has."""
+        return self.prompt_length + max(self.max_tokens - 1, 0) > ops.KV_BLOCK * len(self.table)
 
     @property
     def pending(self) -> int:
@@ -92,11 +108,6 @@ class Sequence:
     def generated(self) -> list[int]:
         """The ids after the prompt."""
         return self.ids[self.prompt_length :]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the cache must be able to hold: the last one generated is never computed."""
-        return self.prompt_length + max(self.max_tokens - 1, 0)
 
     def wish(self) -> Wish | None:
         """What the next token is to be chosen by; None when there is none to choose, and that is the end of it.

@@ -54,6 +54,7 @@ class Metrics:
         self._counters = {
             name: Counter(f"colibri_{name}", text, registry=registry)
             for name, text in (
+                ("preemptions", "Times that a sequence lost its place in the cache to an older one."),
                 ("steps", "Steps of the engine."),
                 ("step_seconds", "Seconds spent in steps."),
                 ("prompt_tokens", "Tokens of prompts."),
@@ -88,10 +89,10 @@ class Metrics:
         }.items():  # fmt: skip
             self.gauge(name, value)
         for name, total in {
-            "steps": stats.steps, "step_seconds": stats.step_s, "prompt_tokens": stats.prompt_tokens,
-            "cached_prompt_tokens": stats.cached_tokens, "generated_tokens": stats.tokens,
-            "expert_hits": stats.routing["hits"], "expert_misses": stats.routing["misses"],
-            "expert_bytes_read": stats.routing["bytes_read"],
+            "preemptions": stats.preemptions, "steps": stats.steps, "step_seconds": stats.step_s,
+            "prompt_tokens": stats.prompt_tokens, "cached_prompt_tokens": stats.cached_tokens,
+            "generated_tokens": stats.tokens, "expert_hits": stats.routing["hits"],
+            "expert_misses": stats.routing["misses"], "expert_bytes_read": stats.routing["bytes_read"],
         }.items():  # fmt: skip
             self._counters[name].inc(max(0.0, total - self._last.get(name, 0)))
             self._last[name] = total

@@ -11,7 +11,7 @@ from typing import Any
 
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,7 @@ class Stats:
 
     running: int
     waiting: int
+    preemptions: int
     steps: int
     step_s: float
     longest_step_s: float

@@ -153,7 +153,7 @@ class Worker:
     def _news(self, request: int, running: _Running) -> list[protocol.Output]:
         """What is new for a request, if anything is."""
         sequence = running.sequence
-        prefilled = min(sequence.computed, sequence.prompt_length)
+        prefilled = max(running.prefilled, min(sequence.computed, sequence.prompt_length))
         prompt = running.prompt.take() if running.prompt is not None else ()
         finish = sequence.finish_reason
         if not sequence.output and finish is None and prefilled == running.prefilled and not prompt:
@@ -186,6 +186,7 @@ class Worker:
             protocol.Stats(
                 running=engine.running,
                 waiting=engine.waiting,
+                preemptions=engine.preemptions,
                 steps=totals.steps,
                 step_s=totals.step_s,
                 longest_step_s=totals.longest_step_s,

@@ -137,11 +137,6 @@ def test_nothing_to_do() -> None:
     assert schedule([], 10) == []
 
 
-def test_capacity_leaves_out_the_last_token() -> None:
-    assert sequence(greedy(), max_tokens=5).capacity == 5
-    assert sequence(greedy(), max_tokens=0).capacity == 1
-
-
 def test_a_failure_is_kept() -> None:
     target = sequence(greedy())
     with pytest.raises(NumericalError, match="NaN"):
