@@ -18,6 +18,7 @@ from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, Nu
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
 
+GROWING = 4  # for so many sequences that run, one block is kept for them to grow into when another starts
 Part = tuple[Sized[int], int, NDArray[np.int32]]  # tokens, the position of the first, the blocks of their sequence
 
 
@@ -41,7 +42,7 @@ class Engine:
         self._choose = Chooser(LOGIT_ROWS)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; it starts as soon as the cache has room for it and for those that run to grow."""
+        """Queue a sequence; it starts as soon as the cache has room for it."""
         with self._lock:
             if sequence.finish_reason is None:
                 self._waiting.append(sequence)
@@ -154,13 +155,15 @@ class Engine:
             self._retire()
 
     def _admit(self) -> None:
-        """As many as there is room for, as they came; one whose beginning is being computed waits to share it."""
+        """As many as there is room for, as they came; one whose beginning is being computed waits to share it.
+
+        Room is what their tokens take now, since few become as long as they may.
+        """
         for sequence in self._waiting.copy():
             share = sequence.prompt_watcher is None  # which wants to see every position
             if share and self.cache.shares and follows(sequence, self._running):
                 continue
-            tokens = len(sequence.ids)
-            spare = ops.KV_BLOCK * sum(other.grows for other in self._running)
+            tokens, spare = len(sequence.ids), ops.KV_BLOCK * (len(self._running) // GROWING)
             room = self.cache.has_room(tokens + spare, sequence.ids if share else ())
             if len(self._running) >= self._chunk or not room:
                 return

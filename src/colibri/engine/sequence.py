@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri import ops
 from colibri.cache.prefix import Lease
 from colibri.config import SamplingParams, Token
 from colibri.engine.sampler import Choice, Sampler, Wish
@@ -93,11 +92,6 @@ class Sequence:
         """Numbers of the blocks that hold its keys and values."""
         assert self.lease is not None
         return self.lease.table
-
-    @property
-    def grows(self) -> bool:
-        """Whether it may need more blocks than it has."""
-        return self.prompt_length + max(self.max_tokens - 1, 0) > ops.KV_BLOCK * len(self.table)
 
     @property
     def pending(self) -> int:
