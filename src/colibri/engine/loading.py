@@ -17,6 +17,7 @@ from colibri.errors import ArgumentError, MemoryBudgetError
 from colibri.experts.heat import Heat
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Needs, Plan, default_budget, make_plan
+from colibri.experts.reading import staging_bytes
 from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore
 from colibri.layers.linear import DenseWeights
@@ -89,7 +90,7 @@ def plan_model(options: LoadOptions) -> Prepared:
         needs = Needs(
             process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
             workspace=_working_bytes(config, workspace) + table_bytes(config.rope, context),
-            staging=(READERS + 1) << 20,
+            staging=(READERS + 1) * staging_bytes(store),
         )  # fmt: skip
         return make_plan(store, config.experts_per_token, needs, budget)
 

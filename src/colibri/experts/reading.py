@@ -21,8 +21,9 @@ from colibri.experts.store import ExpertStore
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
-PIECE = 512 << 10  # large enough for the disk's rate with few reads in flight, small enough to be tiled from L2
+PIECE = 1 << 20  # large enough for the disk's rate with few reads in flight, small enough to be shared by threads
 STRIPE = 16  # rows of a tile
+HUGE_PAGE = 2 << 20
 
 log = logging.getLogger("colibri")
 PositionedRead = Callable[[int, memoryview, int], int]
@@ -78,10 +79,10 @@ class ExpertReader:
     `read` is the positioned read, exchanged by tests that inject faults. Raises FileError naming file and offset.
     """
 
-    def __init__(self, largest_stripe: int, direct: bool = True, read: PositionedRead = _read) -> None:
+    def __init__(self, staging_bytes: int, direct: bool = True, read: PositionedRead = _read) -> None:
         self._direct = direct
         self._read = read
-        self._staging_bytes = PIECE + largest_stripe + 2 * ALIGNMENT
+        self._staging_bytes = staging_bytes
         self._files: dict[Path, ExpertFile] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -110,11 +111,6 @@ class ExpertReader:
         """Close all files, each when the last read of it ends."""
         with self._lock:
             self._files.clear()
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of the staging buffer of one thread."""
-        return self._staging_bytes
 
     def _open(self, path: Path) -> ExpertFile:
         file = self._files.get(path)
@@ -174,10 +170,14 @@ class ExpertReader:
                 descriptor = file.buffered  # a direct read must start on a block; the file's end does not
 
 
-def largest_stripe(store: ExpertStore) -> int:
-    """Bytes of the largest 16 rows of a model's experts."""
+def staging_bytes(store: ExpertStore) -> int:
+    """Bytes of the buffer into which one thread reads a piece of this model's experts.
+
+    Huge pages unless it is small: on pages of 4 KiB a read has hundreds of segments and takes twice as long.
+    """
     parts = [part for layer in store.moe_layers() for part in store.base(layer, 0).parts]
-    return STRIPE * max(part.row_bytes for part in parts)
+    piece = max(min(part.nbytes, PIECE) + STRIPE * part.row_bytes for part in parts) + 2 * ALIGNMENT
+    return piece if piece < HUGE_PAGE // 4 else -(-piece // HUGE_PAGE) * HUGE_PAGE
 
 
 class _DirectRefusedError(Exception):

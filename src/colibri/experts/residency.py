@@ -17,11 +17,11 @@ from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
 from colibri.experts.policy import MOST_SEQUENCES, NextUse, Uses
 from colibri.experts.prefetch import Ahead, Trial
-from colibri.experts.reading import ExpertReader, largest_stripe
+from colibri.experts.reading import ExpertReader, staging_bytes
 from colibri.experts.stats import ResidencyCounters, RoutingStats
 from colibri.experts.store import ExpertStore, Layout
 
-READERS = 2
+READERS = 4
 IN_FLIGHT_BYTES = 16 << 20  # that a step has read at once: enough to keep the disk busy while a part is computed
 LEAST_IN_FLIGHT = 3  # experts
 WARM_SECONDS = 10.0
@@ -50,7 +50,7 @@ class Residency:
     ) -> None:
         self.store = store
         self.routing = RoutingStats(store.layers, store.experts, experts_per_token)
-        self.reader = reader or ExpertReader(largest_stripe(store))
+        self.reader = reader or ExpertReader(staging_bytes(store))
         self._counters = ResidencyCounters()
         self._experts = store.experts
         self._policy = NextUse(store.layers, store.experts, chunk=chunk)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from colibri import ops
 from colibri.errors import starting_threads
 from colibri.experts.plan import Plan
-from colibri.experts.reading import ExpertReader, largest_stripe
+from colibri.experts.reading import ExpertReader, staging_bytes
 from colibri.experts.residency import READERS
 from colibri.experts.slots import Slot
 from colibri.experts.store import ExpertStore
@@ -54,7 +54,7 @@ def measure_disk(store: ExpertStore, seconds: float = 0.5) -> Disk:
     """
     layer = store.moe_layers()[0]
     memory = ops.Memory(MEASURE_THREADS * store.slot_bytes(layer))
-    reader = ExpertReader(largest_stripe(store))
+    reader = ExpertReader(staging_bytes(store))
     reader.assume_uncached = True
     deadline = time.monotonic() + seconds
 
