@@ -14,7 +14,7 @@ from colibri.cli.output import print_json
 from colibri.config import LoadOptions
 from colibri.engine.loading import plan_model
 from colibri.experts.plan import Plan, readable
-from colibri.observe.forecast import Forecast, forecast, measure_disk
+from colibri.observe.forecast import Forecast, forecast, measure_reading
 from colibri.observe.limits import Meter, demand
 
 HIT_RATES = (0.5, 0.75, 0.9)
@@ -32,17 +32,20 @@ def command(options: LoadOptions, as_json: bool) -> None:
     plan = made.plan
     meter = Meter()
     meter.measure(MEASURE_SECONDS)
-    disk = measure_disk(made.store, MEASURE_SECONDS)
+    even = plan.most_expert_bytes / plan.all_expert_bytes
+    misses = max(1, round((1.0 - even) * made.config.experts_per_token))  # of each layer
+    reading = measure_reading(made.store, misses, MEASURE_SECONDS)
     weight_bytes = demand(made.checkpoint, made.config).weight_bytes
-    rates = (1.0,) if plan.fits else (plan.most_expert_bytes / plan.all_expert_bytes, *HIT_RATES)
-    rows = [forecast(plan, weight_bytes, meter.read.median, disk, rate) for rate in rates]
+    rates = (1.0,) if plan.fits else (even, *HIT_RATES)
+    rows = [forecast(plan, weight_bytes, meter.read.median, reading, rate) for rate in rates]
     if as_json:
-        print_json(_fields(plan, rows, meter.read.median, disk.rate))
+        print_json(_fields(plan, rows, meter.read.median, reading))
         return
     console = Console(highlight=False)
     console.print(_memory(plan))
     console.print(
-        f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory, {disk.rate / 1e9:.2f} GB/s from disk"
+        f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory; "
+        f"experts come in at {reading / 1e9:.2f} GB/s"
     )
     console.print(_speeds(plan, rows))
     for note in plan.notes:
@@ -85,7 +88,7 @@ def _speeds(plan: Plan, rows: list[Forecast]) -> Table:
     return table
 
 
-def _fields(plan: Plan, rows: list[Forecast], memory_rate: float, disk_rate: float) -> dict[str, Any]:
+def _fields(plan: Plan, rows: list[Forecast], memory_rate: float, reading_rate: float) -> dict[str, Any]:
     return {
         "budget_bytes": plan.budget,
         "floor_bytes": plan.floor,
@@ -95,7 +98,7 @@ def _fields(plan: Plan, rows: list[Forecast], memory_rate: float, disk_rate: flo
         "all_expert_bytes": plan.all_expert_bytes,
         "token_expert_bytes": plan.token_bytes,
         "read_gb_s": memory_rate / 1e9,
-        "disk_gb_s": disk_rate / 1e9,
+        "disk_gb_s": reading_rate / 1e9,
         "expected": [
             {
                 "hit_rate": row.hit_rate,

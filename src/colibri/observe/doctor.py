@@ -14,7 +14,7 @@ from colibri.engine.loading import plan_model
 from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, UnsupportedError
 from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Plan, readable
-from colibri.observe.forecast import measure_disk
+from colibri.observe.forecast import measure_reading
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.summary import summarize
 from colibri.text.tokenizer import load_tokenizer
@@ -74,7 +74,7 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
         yield Finding("slow", "tokenizer", note, "convert the checkpoint again")
     yield _checksums(checkpoint.format, CHECKSUMS in checkpoint.metadata)
     yield _fit(plan)
-    yield _disk(measure_disk(made.store).rate, plan)
+    yield _disk(measure_reading(made.store, config.experts_per_token, cached=False), plan)
     yield Finding("ok", "a token", f"reads {demand(checkpoint, config).weight_bytes / 1e6:.0f} MB of weights")
 
 

@@ -13,7 +13,6 @@ from colibri.cli import main
 from colibri.config import LoadOptions
 from colibri.observe import doctor
 from colibri.observe.doctor import Finding, examine_machine, examine_model
-from colibri.observe.forecast import Disk
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mixtral-gqa-f32"
 
@@ -21,7 +20,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "mixtral-gqa-f32"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MEASURE_SECONDS", 0.02)
-    monkeypatch.setattr(doctor, "measure_disk", lambda store: Disk(1e9, 1e-10))
+    monkeypatch.setattr(doctor, "measure_reading", lambda store, misses, cached: 1e9)
 
 
 def machine(tmp_path: Path, **files: str) -> dict[str, Finding]:
