@@ -2,8 +2,9 @@
 
     python benchmarks/plans.py olmoe.gguf --ram 2 --ram 2.5 --ram 3 --rounds 2
 
-For each budget (GiB), in turn: the plan, then a process of Colibri in a control group of that size, from a cold start. The file
-is dropped from the page cache before each. Expected is the row of the plan with even routing, which random weights have.
+For each budget (GiB), in turn: the plan, then a process of Colibri in a control group of that size, from a cold start.
+The file is dropped from the page cache before each. Expected is the row of the plan with even routing, which random
+weights have.
 """
 
 from __future__ import annotations
