@@ -98,11 +98,11 @@ def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> N
 
 def test_a_client_that_leaves_the_queue_does_not_disturb_those_that_run(small: Server) -> None:
     with small.client() as client:
-        running = [open_stream(client, {**ENDLESS, "max_tokens": 300}) for _ in range(2)]
+        running = [open_stream(client, {**ENDLESS, "prompt": [token] * 1700, "max_tokens": 300}) for token in (5, 6)]
         lines = [response.iter_lines() for response in running]
         for each in lines:
             next(each)
-        waiting = open_stream(client, ENDLESS)
+        waiting = open_stream(client, {**ENDLESS, "prompt": [7] * 1500})  # more than the cache has left
         waiting.close()
         counts = [sum(line.startswith("data: {") for line in each) for each in lines]
         assert all(count > 200 for count in counts)
@@ -149,14 +149,13 @@ def test_a_long_prompt_delays_others_by_a_chunk(small: Server) -> None:
 
 
 def test_silence_is_filled_with_comments() -> None:
-    """Proxies close connections on which nothing is said: a request that waits for its turn gets comments."""
-    with serving("--sequences", "1", "--keep-alive", "0.2") as server, server.client() as client:
-        first = open_stream(client, ENDLESS)
-        second = open_stream(client, ENDLESS)
-        lines = second.iter_lines()
+    """Proxies close connections on which nothing is said: a request that waits for its tokens gets comments."""
+    with serving("--keep-alive", "0.2") as server, server.client() as client:
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+        lines = open_stream(client, {**ENDLESS, "max_tokens": 5}).iter_lines()
         assert ": keep-alive" in [next(lines) for _ in range(4)]
-        first.close()
-        second.close()
+        os.kill(server.engine_pid(), signal.SIGCONT)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
 # ---- the engine dies -----------------------------------------------------------------------------------------------
