@@ -28,7 +28,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+os.environ |= {
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"
+} | os.environ  # fmt: skip
 import deepspeed
 from deepspeed.moe.layer import MoE
 
@@ -134,7 +136,7 @@ class Attention(nn.Module):
 def rotate(x: torch.Tensor, rotary: int, theta: float) -> torch.Tensor:
     """x (tokens, heads, dim): pairs (i, i + rotary/2) of the first `rotary` values turn."""
     angles = torch.outer(torch.arange(len(x)).float(), theta ** -(torch.arange(0, rotary, 2).float() / rotary))
-    cos, sin = angles.cos().repeat(1, 2)[:, None], angles.sin().repeat(1, 2)[:, None]
+    cos, sin = (part.repeat(1, 2)[:, None].to(x.dtype) for part in (angles.cos(), angles.sin()))
     turned, rest = x[..., :rotary], x[..., rotary:]
     first, second = turned.chunk(2, -1)
     return torch.cat([turned * cos + torch.cat([-second, first], -1) * sin, rest], -1)
@@ -148,8 +150,9 @@ class Layer(nn.Module):
         self.mlp = Network(o)
         if routed:
             self.mlp = MoE(
-                o["hidden_size"], self.mlp, o["num_experts"][0], ep_size=1, k=o["topk"], drop_tokens=False,
-                use_residual=o["mlp_type"] == "residual", use_rts=False, top2_2nd_expert_sampling=False, min_capacity=0,
+                o["hidden_size"], self.mlp, o["num_experts"][0], ep_size=int(os.environ["WORLD_SIZE"]), k=o["topk"],
+                drop_tokens=False, use_residual=o["mlp_type"] == "residual", use_rts=False,
+                top2_2nd_expert_sampling=False, min_capacity=0,
             )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
