@@ -47,9 +47,10 @@ enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SOFTMAX_CHOSEN, SCORE_SQRT_SOFT
 
 /* y[c][row] (+)= sum_k w[row][k] * x[c][k] for tiles [first, last) of a tiled matrix and n columns (any n >= 1).
  * x[c] points to floats, q32 or q256 blocks as the type and mode ask. y[c] points to row 0 of column c.
- * Only rows below `rows` are written. */
-typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int last,
-                           const void *const *x, float *const *y, int n, bool accumulate);
+ * Only rows below `rows` are written. `then` is what the caller reads next, so that asking for memory ahead does not stop
+ * at the last tile; NULL: what lies behind it. */
+typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int last, const void *const *x,
+                           float *const *y, int n, bool accumulate, const void *then);
 
 /* How the router chooses. */
 #define ROUTER_SCRATCH(experts) (2 * (((size_t)(experts) + 15) / 16 * 16))

@@ -360,3 +360,8 @@ int pool_item(int thread) {
     }
     return -1;
 }
+
+int pool_peek(int thread) {
+    const int next = atomic_load_explicit(&ranges[thread].next, memory_order_relaxed);
+    return next < ranges[thread].end ? next : -1;
+}

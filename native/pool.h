@@ -36,6 +36,8 @@ void pool_share(pool_function *function, void *context);
  * read fastest from end to end, and when it is through with its own it takes from the others'. -1: none is left. */
 void pool_divide(int count);
 int pool_item(int thread);
+/* What pool_item gives next unless another thread takes it before; -1: none is left in the thread's own range. */
+int pool_peek(int thread);
 
 #ifdef __cplusplus
 }

@@ -163,10 +163,16 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* Few columns: asks for the bytes AHEAD of these, into the first cache and past the second; a processor's own guess comes
- * later and ends with the page. Not unrolled: a processor waits when it is asked for many lines at once. */
-VEC void ask_ahead(const uint8_t *p, int bytes) {
-    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i, 0, 0);
+/* Where reading goes on after `end`: at `end + jump`. */
+struct path { const uint8_t *end; ptrdiff_t jump; };
+
+/* Few columns: asks for the bytes AHEAD of these (rounded up to steps of `bytes`, so that none is missed at a jump), into
+ * the first cache and past the second; a processor's own guess comes later and ends with the page. Not unrolled: a processor
+ * waits when it is asked for many lines at once. */
+VEC void ask_ahead(const uint8_t *p, int bytes, const struct path *path) {
+    p += (AHEAD + bytes - 1) / bytes * bytes;
+    if (p >= path->end) p += path->jump;
+    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
 }
 /* Many columns, which would push them out of the first cache: asks for these bytes, into the second. */
 VEC void ask_for(const uint8_t *p, int bytes) {
@@ -198,10 +204,12 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
 }
 
 /* `tiles` tiles, 1 or VEC_TILES, and up to CHUNK columns. */
-typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n);
+typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n,
+                         const struct path *path);
 
 #define X(NAME, name, dot, values, ...)                                                                            \
-    static void fast_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n) { \
+    static void fast_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n, \
+                            const struct path *path) {                                                             \
         struct panel panels[VEC_TILES];                                                                            \
         const size_t next = tile_stride(T_##NAME, k);                                                              \
         const int blocks = k / values, step = PANEL / values, bytes = step * STRIDE_##NAME;                        \
@@ -210,7 +218,7 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
             const uint8_t *block = tile + (size_t)b * STRIDE_##NAME;                                               \
             const uint8_t *coming = b + step < blocks ? block + bytes : tile + (size_t)tiles * next;               \
             if (n <= MAX_PACKED) {                                                                                 \
-                ask_ahead(block, bytes);                                                                           \
+                ask_ahead(block, bytes, path);                                                                     \
                 scales_##name(panels, tile, blocks, b, count);                                                     \
                 dot##_bytes_##name[n](sums, panels, block, x, b, count);                                           \
             } else if (tiles == VEC_TILES) {                                                                       \
@@ -228,13 +236,13 @@ INTEGER_FORMATS(X)
 
 /* Panels of floats; `direct`, if any, reads a float format from the tile, whose panels are `panel_bytes` apart. */
 VEC void exact(floats_function *floats, columns_function *const *direct, size_t panel_bytes, float (*sums)[16],
-               const uint8_t *tile, int k, const void *const *x, int n) {
+               const uint8_t *tile, int k, const void *const *x, int n, const struct path *path) {
     float buffer[PANEL * 16];
     for (int first = 0; first < k; first += PANEL) {
         int count = k - first < PANEL ? k - first : PANEL;
         const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
         if (direct && n <= FLOAT_COLUMNS) {
-            ask_ahead(panel, (int)panel_bytes);
+            ask_ahead(panel, (int)panel_bytes, path);
             direct[n](sums, NULL, panel, x, first, count);
         } else {
             floats(buffer, tile, k, first, count);
@@ -245,9 +253,10 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
 }
 
 #define EXACT(NAME, name, direct)                                                                                  \
-    static void exact_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n) { \
+    static void exact_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n, \
+                             const struct path *path) {                                                            \
         (void)tiles;                                                                                               \
-        exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n);                           \
+        exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n, path);                     \
     }
 #define X(NAME, name, ...) EXACT(NAME, name, NULL)
 INTEGER_FORMATS(X)
@@ -257,8 +266,10 @@ FLOAT_FORMATS(X)
 #undef X
 
 VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, int k, int rows, int first, int last,
-                const void *const *x, float *const *y, int n, bool accumulate) {
-    size_t stride = tile_stride(type, k);
+                const void *const *x, float *const *y, int n, bool accumulate, const uint8_t *then) {
+    const size_t stride = tile_stride(type, k);
+    const uint8_t *end = (const uint8_t *)all + (size_t)last * stride;
+    const struct path path = {end, then ? then - end : 0};
     for (int left = (n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
         int size = (n - c + left - 1) / left;
         for (int tile = first, tiles; tile < last; tile += tiles) {
@@ -266,7 +277,7 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
             tiles = size > MAX_PACKED && last - tile >= most_tiles ? most_tiles : 1;
             for (int r = 0; r < tiles; r++)
                 for (int i = 0; i < size; i++) vf_store(sums[r * CHUNK + i], vf_zero());
-            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size);
+            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size, &path);
             for (int r = 0; r < tiles; r++)
                 store_rows(y + c, sums + r * CHUNK, size, (tile + r) * TILE_ROWS, rows, accumulate);
         }
@@ -276,8 +287,9 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
 
 #define MATMUL(prefix, tiles, NAME, name)                                                                                 \
     static void matmul_##prefix##_##name(const void *all, int k, int rows, int first, int last,                  \
-                                         const void *const *x, float *const *y, int n, bool accumulate) {          \
-        matmul(prefix##_##name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate);                       \
+                                         const void *const *x, float *const *y, int n, bool accumulate,            \
+                                         const void *then) {                                                       \
+        matmul(prefix##_##name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate, then);                 \
     }
 #define X(NAME, name, ...) MATMUL(fast, VEC_TILES, NAME, name)
 INTEGER_FORMATS(X)

@@ -30,7 +30,8 @@ static void run_item(const struct work *work, int i, int first_tile, int range) 
     }
     int tiles = round_up_to(w->rows, TILE_ROWS), end = first_tile + work->item_tiles[i];
     if (end > tiles) end = tiles;
-    multiply(w, work->exact, first_tile, end, x, y, last - first, work->accumulate);
+    const void *then = end == tiles && i + 1 < work->count ? w[1].tiles : NULL;
+    multiply(w, work->exact, first_tile, end, x, y, last - first, work->accumulate, then);
     if (!work->biases || !work->biases[i]) return;
     int row = first_tile * TILE_ROWS, rows = end * TILE_ROWS < w->rows ? end * TILE_ROWS - row : w->rows - row;
     for (int c = 0; c < last - first; c++) kernels->add(y[c] + row, work->biases[i] + row, rows);

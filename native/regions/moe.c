@@ -13,6 +13,7 @@ enum {
 };
 
 struct share { int expert, first, count; }; /* up to REGION_COLUMNS pairs of one expert: a range of moe.pairs */
+struct item { int share, row; };            /* rows from `row` on of a share's expert */
 
 struct moe {
     float *slots;
@@ -94,10 +95,11 @@ static void add_bias(float *const *y, const float *bias, int row, int rows, int 
 }
 
 static void gate_or_up(const struct moe *m, const struct share *share, const struct matrix *w, const float *bias,
-                       struct columns *columns, int row, int rows) {
+                       struct columns *columns, int row, int rows, const void *then) {
     for (int c = 0; c < share->count; c++)
         columns->x[c] = operand_row(&m->x, w->type, m->exact, m->pairs[share->first + c] / m->k);
-    multiply(w, m->exact, row / TILE_ROWS, round_up_to(row + rows, TILE_ROWS), columns->x, columns->y, share->count, false);
+    multiply(w, m->exact, row / TILE_ROWS, round_up_to(row + rows, TILE_ROWS), columns->x, columns->y, share->count,
+             false, then);
     add_bias(columns->y, bias, row, rows, share->count);
 }
 
@@ -110,33 +112,33 @@ static void quantize_h(const struct moe *m, const struct share *share, int block
                                       m->h + (size_t)c * (size_t)m->intermediate + row, rows);
 }
 
-static void first_item(struct moe *m, int share_index, int row) {
-    const struct share *share = &m->shares[share_index];
+static void first_item(struct moe *m, struct item item, const void *then) {
+    const struct share *share = &m->shares[item.share];
     const struct expert *e = &m->experts[share->expert];
-    int rows = m->intermediate - row < m->item_rows ? m->intermediate - row : m->item_rows, block = row / ITEM_ROWS;
+    const int row = item.row, rows = m->intermediate - row < m->item_rows ? m->intermediate - row : m->item_rows;
     _Alignas(64) float up[REGION_COLUMNS * ITEM_ROWS];
     struct columns columns;
     const bool gated = e->gate.tiles;
     for (int i = 0; !gated && i < share->count * m->item_rows; i++) up[i] = 1.0f;
     for (int c = 0; c < share->count; c++) columns.y[c] = up + c * m->item_rows - row; /* from row 0 */
-    if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, row, rows);
+    if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, row, rows, tiles_from(&e->gate, row));
     for (int c = 0; c < share->count; c++) columns.y[c] = m->h + (size_t)(share->first + c) * (size_t)m->intermediate;
-    gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, row, rows);
+    gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, row, rows, then);
     for (int c = 0; c < share->count; c++) {
         float *h = columns.y[c] + row;
         kernels->glu[m->activation](h, h, up + c * m->item_rows, rows);
     }
-    int blocks = round_up_to(m->intermediate, ITEM_ROWS);
-    if (atomic_fetch_sub_explicit(&m->left[share_index * blocks + block], 1, memory_order_acq_rel) == 1)
+    const int blocks = round_up_to(m->intermediate, ITEM_ROWS), block = row / ITEM_ROWS;
+    if (atomic_fetch_sub_explicit(&m->left[item.share * blocks + block], 1, memory_order_acq_rel) == 1)
         quantize_h(m, share, block);
 }
 
 /* ---- region 2: slots = down h ---- */
 
-static void second_item(struct moe *m, int share_index, int row) {
-    const struct share *share = &m->shares[share_index];
+static void second_item(struct moe *m, struct item item, const void *then) {
+    const struct share *share = &m->shares[item.share];
     const struct expert *e = &m->experts[share->expert];
-    int rows = m->hidden - row < m->item_rows ? m->hidden - row : m->item_rows;
+    const int row = item.row, rows = m->hidden - row < m->item_rows ? m->hidden - row : m->item_rows;
     struct columns columns;
     bool floats = activation_of(e->down.type, m->exact) == A_F32;
     for (int c = 0; c < share->count; c++) {
@@ -144,18 +146,37 @@ static void second_item(struct moe *m, int share_index, int row) {
         columns.x[c] = floats ? (const void *)(m->h + p * (size_t)m->intermediate) : m->h_in + p * m->h_stride;
         columns.y[c] = m->slots + (size_t)m->pairs[p] * (size_t)m->hidden;
     }
-    multiply(&e->down, m->exact, row / TILE_ROWS, round_up_to(row + rows, TILE_ROWS), columns.x, columns.y, share->count, false);
+    multiply(&e->down, m->exact, row / TILE_ROWS, round_up_to(row + rows, TILE_ROWS), columns.x, columns.y, share->count,
+             false, then);
     add_bias(columns.y, e->down_bias, row, rows, share->count);
 }
 
 /* ---- the two regions ---- */
 
-static inline void run_items(struct moe *m, int thread, void (*run)(struct moe *, int share, int row)) {
-    for (int item; (item = pool_item(thread)) >= 0;)
-        run(m, item / m->items_a_share, item % m->items_a_share * m->item_rows);
+static struct item item_of(const struct moe *m, int number) {
+    return (struct item){number / m->items_a_share, number % m->items_a_share * m->item_rows};
 }
-static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, first_item); }
-static void second_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, second_item); }
+
+/* The tiles with which the thread's next item begins, in `up` or `down` of its expert; NULL: not known. */
+static const void *next_tiles(const struct moe *m, int thread, bool down) {
+    const int number = pool_peek(thread);
+    if (number < 0) return NULL;
+    const struct item item = item_of(m, number);
+    const struct expert *e = &m->experts[m->shares[item.share].expert];
+    return tiles_from(down ? &e->down : &e->up, item.row);
+}
+
+static void first_items(void *context, int thread, int threads) {
+    (void)threads;
+    for (int number; (number = pool_item(thread)) >= 0;)
+        first_item(context, item_of(context, number), next_tiles(context, thread, false));
+}
+
+static void second_items(void *context, int thread, int threads) {
+    (void)threads;
+    for (int number; (number = pool_item(thread)) >= 0;)
+        second_item(context, item_of(context, number), next_tiles(context, thread, true));
+}
 
 /* Rows an item: a power of two from 32 (kernels like two tiles) to ITEM_ROWS, so that blocks of activations are made of
  * whole items. */

@@ -24,9 +24,13 @@ static inline const void *operand_row(const struct operand *o, int type, bool ex
 }
 
 static inline void multiply(const struct matrix *w, bool exact, int first_tile, int last_tile, const void *const *x,
-                            float *const *y, int n, bool accumulate) {
+                            float *const *y, int n, bool accumulate, const void *then) {
     matmul_kernel *kernel = exact ? kernels->matmul_exact[w->type] : kernels->matmul[w->type];
-    kernel(w->tiles, w->k, w->rows, first_tile, last_tile, x, y, n, accumulate);
+    kernel(w->tiles, w->k, w->rows, first_tile, last_tile, x, y, n, accumulate, then);
+}
+
+static inline const void *tiles_from(const struct matrix *w, int row) {
+    return (const uint8_t *)w->tiles + (size_t)(row / TILE_ROWS) * tile_stride(w->type, w->k);
 }
 
 static inline int round_up_to(int value, int step) { return (value + step - 1) / step; }

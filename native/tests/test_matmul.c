@@ -33,8 +33,8 @@ static void multiply(const struct kernels *table, const struct problem *p, bool 
         out[c] = y + (size_t)(first + c) * (size_t)p->rows;
     }
     matmul_kernel *kernel = exact ? table->matmul_exact[p->type] : table->matmul[p->type];
-    kernel(p->tiles, p->k, p->rows, 0, tiles / 2, x, out, count, accumulate);
-    kernel(p->tiles, p->k, p->rows, tiles / 2, tiles, x, out, count, accumulate);
+    kernel(p->tiles, p->k, p->rows, 0, tiles / 2, x, out, count, accumulate, NULL);
+    kernel(p->tiles, p->k, p->rows, tiles / 2, tiles, x, out, count, accumulate, NULL);
     free(in);
 }
 
