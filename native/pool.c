@@ -352,13 +352,16 @@ void pool_divide(int count) {
     }
 }
 
-int pool_item(int thread) {
+bool pool_take(int thread, int most, struct items *items) {
     for (int i = 0, t = thread; i < pool.threads; i++, t = t + 1 < pool.threads ? t + 1 : 0) {
-        if (atomic_load_explicit(&ranges[t].next, memory_order_relaxed) >= ranges[t].end) continue;
-        const int item = pool_next(&ranges[t].next);
-        if (item < ranges[t].end) return item;
+        const int end = ranges[t].end, left = end - atomic_load_explicit(&ranges[t].next, memory_order_relaxed);
+        if (left <= 0) continue;
+        const int count = left / 2 < 1 ? 1 : left / 2 < most ? left / 2 : most;
+        const int first = atomic_fetch_add_explicit(&ranges[t].next, count, memory_order_relaxed);
+        *items = (struct items){first, first + count < end ? first + count : end};
+        if (first < end) return true;
     }
-    return -1;
+    return false;
 }
 
 int pool_peek(int thread) {

@@ -32,11 +32,13 @@ void pool_run(pool_function *function, void *context);
  * from a counter (pool_next, pool_item). Use it wherever work is. */
 void pool_share(pool_function *function, void *context);
 
-/* Items 0..count-1 of the next region, to be taken with pool_item: each thread has a range of neighbours, since memory is
- * read fastest from end to end, and when it is through with its own it takes from the others'. -1: none is left. */
+/* Items 0..count-1 of the next region: each thread has a range of neighbours, since memory is read fastest from end to end,
+ * and when it is through with its own it takes from the others'. */
 void pool_divide(int count);
-int pool_item(int thread);
-/* What pool_item gives next unless another thread takes it before; -1: none is left in the thread's own range. */
+/* Takes the next neighbours, up to `most` and half of what is left of the range. False: none is left anywhere. */
+struct items { int first, last; };
+bool pool_take(int thread, int most, struct items *items);
+/* The item that pool_take begins with next, unless another thread takes it before; -1: the thread's own range is done. */
 int pool_peek(int thread);
 
 #ifdef __cplusplus

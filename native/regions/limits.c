@@ -19,8 +19,8 @@ struct read_job { const uint8_t *data; int parts; atomic_int sum; };
 static void read_parts(void *context, int thread, int threads) {
     (void)threads;
     struct read_job *job = context;
-    for (int part; (part = pool_item(thread)) >= 0;)
-        atomic_fetch_add(&job->sum, kernels->read_all(job->data + (size_t)part * PART, PART));
+    for (struct items parts; pool_take(thread, 1, &parts);)
+        atomic_fetch_add(&job->sum, kernels->read_all(job->data + (size_t)parts.first * PART, PART));
 }
 
 /* Every thread makes its pages, where first touch places them. */

@@ -40,10 +40,10 @@ static void run_item(const struct work *work, int i, int first_tile, int range) 
 static void run_items(void *context, int thread, int threads) {
     struct work *work = context;
     (void)threads;
-    for (int item; (item = pool_item(thread)) >= 0;) {
-        int i = 0, within = item % work->items_a_range;
+    for (struct items items; pool_take(thread, 1, &items);) {
+        int i = 0, within = items.first % work->items_a_range;
         while (within >= work->items[i]) within -= work->items[i++];
-        run_item(work, i, within * work->item_tiles[i], item / work->items_a_range);
+        run_item(work, i, within * work->item_tiles[i], items.first / work->items_a_range);
     }
 }
 

@@ -8,12 +8,12 @@
 #include "pool.h"
 
 enum {
-    ITEM_BYTES = 96 * 1024, /* of weights: streams well, balances well */
-    ITEM_ROWS = 256,        /* at most, and the rows of an activation block: items divide it */
+    ITEM_ROWS = 2 * TILE_ROWS, /* as kernels like them; balances well */
+    BLOCK_ROWS = 256,          /* of an activation block; the most rows that are computed at once: streams well */
 };
 
 struct share { int expert, first, count; }; /* up to REGION_COLUMNS pairs of one expert: a range of moe.pairs */
-struct item { int share, row; };            /* rows from `row` on of a share's expert */
+struct stretch { int share, row, rows; };   /* rows of a share's expert, all in one block */
 
 struct moe {
     float *slots;
@@ -30,8 +30,8 @@ struct moe {
     float *h;      /* (pairs, intermediate) */
     uint8_t *h_in; /* the same in the activation format of the expert's down */
     size_t h_stride;
-    atomic_int *left; /* (shares, blocks of ITEM_ROWS): items of region 1 to go until the block of h is whole */
-    int item_rows, items_a_share;
+    atomic_int *left; /* (shares, blocks of BLOCK_ROWS): items of region 1 to go until the block of h is whole */
+    int items_a_share;
 };
 
 /* ---- who computes what ---- */
@@ -105,40 +105,39 @@ static void gate_or_up(const struct moe *m, const struct share *share, const str
 
 static void quantize_h(const struct moe *m, const struct share *share, int block) {
     int activation = activation_of(m->experts[share->expert].down.type, m->exact);
-    int row = block * ITEM_ROWS, rows = m->intermediate - row < ITEM_ROWS ? m->intermediate - row : ITEM_ROWS;
+    int row = block * BLOCK_ROWS, rows = m->intermediate - row < BLOCK_ROWS ? m->intermediate - row : BLOCK_ROWS;
     if (activation == A_F32) return;
     for (int c = share->first; c < share->first + share->count; c++)
         kernels->quantize[activation](m->h_in + (size_t)c * m->h_stride + activation_bytes(activation, row),
                                       m->h + (size_t)c * (size_t)m->intermediate + row, rows);
 }
 
-static void first_item(struct moe *m, struct item item, const void *then) {
-    const struct share *share = &m->shares[item.share];
+static void first_stretch(struct moe *m, struct stretch at, const void *then) {
+    const struct share *share = &m->shares[at.share];
     const struct expert *e = &m->experts[share->expert];
-    const int row = item.row, rows = m->intermediate - row < m->item_rows ? m->intermediate - row : m->item_rows;
-    _Alignas(64) float up[REGION_COLUMNS * ITEM_ROWS];
+    _Alignas(64) float up[REGION_COLUMNS * BLOCK_ROWS];
     struct columns columns;
     const bool gated = e->gate.tiles;
-    for (int i = 0; !gated && i < share->count * m->item_rows; i++) up[i] = 1.0f;
-    for (int c = 0; c < share->count; c++) columns.y[c] = up + c * m->item_rows - row; /* from row 0 */
-    if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, row, rows, tiles_from(&e->gate, row));
+    for (int i = 0; !gated && i < share->count * BLOCK_ROWS; i++) up[i] = 1.0f;
+    for (int c = 0; c < share->count; c++) columns.y[c] = up + c * BLOCK_ROWS - at.row; /* from row 0 */
+    if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, at.row, at.rows, tiles_from(&e->gate, at.row));
     for (int c = 0; c < share->count; c++) columns.y[c] = m->h + (size_t)(share->first + c) * (size_t)m->intermediate;
-    gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, row, rows, then);
+    gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, at.row, at.rows, then);
     for (int c = 0; c < share->count; c++) {
-        float *h = columns.y[c] + row;
-        kernels->glu[m->activation](h, h, up + c * m->item_rows, rows);
+        float *h = columns.y[c] + at.row;
+        kernels->glu[m->activation](h, h, up + c * BLOCK_ROWS, at.rows);
     }
-    const int blocks = round_up_to(m->intermediate, ITEM_ROWS), block = row / ITEM_ROWS;
-    if (atomic_fetch_sub_explicit(&m->left[item.share * blocks + block], 1, memory_order_acq_rel) == 1)
-        quantize_h(m, share, block);
+    const int blocks = round_up_to(m->intermediate, BLOCK_ROWS), block = at.row / BLOCK_ROWS;
+    const int items = round_up_to(at.rows, ITEM_ROWS);
+    atomic_int *left = &m->left[at.share * blocks + block];
+    if (atomic_fetch_sub_explicit(left, items, memory_order_acq_rel) == items) quantize_h(m, share, block);
 }
 
 /* ---- region 2: slots = down h ---- */
 
-static void second_item(struct moe *m, struct item item, const void *then) {
-    const struct share *share = &m->shares[item.share];
+static void second_stretch(struct moe *m, struct stretch at, const void *then) {
+    const struct share *share = &m->shares[at.share];
     const struct expert *e = &m->experts[share->expert];
-    const int row = item.row, rows = m->hidden - row < m->item_rows ? m->hidden - row : m->item_rows;
     struct columns columns;
     bool floats = activation_of(e->down.type, m->exact) == A_F32;
     for (int c = 0; c < share->count; c++) {
@@ -146,62 +145,58 @@ static void second_item(struct moe *m, struct item item, const void *then) {
         columns.x[c] = floats ? (const void *)(m->h + p * (size_t)m->intermediate) : m->h_in + p * m->h_stride;
         columns.y[c] = m->slots + (size_t)m->pairs[p] * (size_t)m->hidden;
     }
-    multiply(&e->down, m->exact, row / TILE_ROWS, round_up_to(row + rows, TILE_ROWS), columns.x, columns.y, share->count,
-             false, then);
-    add_bias(columns.y, e->down_bias, row, rows, share->count);
+    multiply(&e->down, m->exact, at.row / TILE_ROWS, round_up_to(at.row + at.rows, TILE_ROWS), columns.x, columns.y,
+             share->count, false, then);
+    add_bias(columns.y, e->down_bias, at.row, at.rows, share->count);
 }
 
 /* ---- the two regions ---- */
 
-static struct item item_of(const struct moe *m, int number) {
-    return (struct item){number / m->items_a_share, number % m->items_a_share * m->item_rows};
+/* As many rows of items as are in one block of one share. */
+static struct stretch stretch_of(const struct moe *m, struct items items, int all_rows) {
+    const int share = items.first / m->items_a_share, row = items.first % m->items_a_share * ITEM_ROWS;
+    int rows = (items.last - items.first) * ITEM_ROWS, most = BLOCK_ROWS - row % BLOCK_ROWS;
+    if (all_rows - row < most) most = all_rows - row;
+    return (struct stretch){share, row, rows < most ? rows : most};
 }
 
-/* The tiles with which the thread's next item begins, in `up` or `down` of its expert; NULL: not known. */
-static const void *next_tiles(const struct moe *m, int thread, bool down) {
-    const int number = pool_peek(thread);
-    if (number < 0) return NULL;
-    const struct item item = item_of(m, number);
-    const struct expert *e = &m->experts[m->shares[item.share].expert];
-    return tiles_from(down ? &e->down : &e->up, item.row);
+static const void *begin_of(const struct moe *m, struct stretch at, bool down) {
+    const struct expert *e = &m->experts[m->shares[at.share].expert];
+    return tiles_from(down ? &e->down : &e->up, at.row);
 }
 
-static void first_items(void *context, int thread, int threads) {
-    (void)threads;
-    for (int number; (number = pool_item(thread)) >= 0;)
-        first_item(context, item_of(context, number), next_tiles(context, thread, false));
+static inline void run_items(struct moe *m, int thread, bool down) {
+    const int all_rows = down ? m->hidden : m->intermediate;
+    for (struct items items; pool_take(thread, BLOCK_ROWS / ITEM_ROWS, &items);)
+        while (items.first < items.last) {
+            const struct stretch at = stretch_of(m, items, all_rows);
+            items.first += round_up_to(at.rows, ITEM_ROWS);
+            const int next = items.first < items.last ? items.first : pool_peek(thread);
+            const void *then = next < 0 ? NULL : begin_of(m, stretch_of(m, (struct items){next, next + 1}, all_rows), down);
+            (down ? second_stretch : first_stretch)(m, at, then);
+        }
 }
+static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, false); }
+static void second_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, true); }
 
-static void second_items(void *context, int thread, int threads) {
-    (void)threads;
-    for (int number; (number = pool_item(thread)) >= 0;)
-        second_item(context, item_of(context, number), next_tiles(context, thread, true));
-}
-
-/* Rows an item: a power of two from 32 (kernels like two tiles) to ITEM_ROWS, so that blocks of activations are made of
- * whole items. */
-static void split(struct moe *m, int rows, size_t tile_bytes) {
-    m->item_rows = 2 * TILE_ROWS;
-    while (m->item_rows < ITEM_ROWS && (size_t)(m->item_rows / TILE_ROWS) * tile_bytes < ITEM_BYTES) m->item_rows *= 2;
-    m->items_a_share = round_up_to(rows, m->item_rows);
+static void divide(struct moe *m, int rows) {
+    m->items_a_share = round_up_to(rows, ITEM_ROWS);
     pool_divide(m->share_count * m->items_a_share);
 }
 
 static void count_items_of_blocks(struct moe *m) {
-    int blocks = round_up_to(m->intermediate, ITEM_ROWS);
+    int blocks = round_up_to(m->intermediate, BLOCK_ROWS);
     for (int i = 0; i < m->share_count * blocks; i++) {
-        int row = i % blocks * ITEM_ROWS, rows = m->intermediate - row < ITEM_ROWS ? m->intermediate - row : ITEM_ROWS;
-        atomic_store_explicit(&m->left[i], round_up_to(rows, m->item_rows), memory_order_relaxed);
+        int row = i % blocks * BLOCK_ROWS, rows = m->intermediate - row < BLOCK_ROWS ? m->intermediate - row : BLOCK_ROWS;
+        atomic_store_explicit(&m->left[i], round_up_to(rows, ITEM_ROWS), memory_order_relaxed);
     }
 }
 
 static void run(struct moe *m) {
-    const struct expert *e = &m->experts[m->shares[0].expert];
-    const size_t gate_bytes = e->gate.tiles ? tile_stride(e->gate.type, m->hidden) : 0;
-    split(m, m->intermediate, gate_bytes + tile_stride(e->up.type, m->hidden));
+    divide(m, m->intermediate);
     count_items_of_blocks(m);
     pool_share(first_items, m);
-    split(m, m->hidden, tile_stride(e->down.type, m->intermediate));
+    divide(m, m->hidden);
     pool_share(second_items, m);
 }
 
@@ -226,7 +221,7 @@ static size_t place(struct moe *m, struct plan *plan, int experts, uint8_t *scra
     plan->needed = take(&scratch, n);
     m->pairs = take(&scratch, pairs * sizeof(int32_t));
     m->shares = take(&scratch, shares * sizeof(struct share));
-    m->left = take(&scratch, shares * (size_t)round_up_to(m->intermediate, ITEM_ROWS) * sizeof(atomic_int));
+    m->left = take(&scratch, shares * (size_t)round_up_to(m->intermediate, BLOCK_ROWS) * sizeof(atomic_int));
     m->h = take(&scratch, pairs * (size_t)m->intermediate * sizeof(float));
     m->h_in = take(&scratch, pairs * m->h_stride);
     m->x_in = take(&scratch, operand_bytes(&m->x));

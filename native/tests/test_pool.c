@@ -25,7 +25,8 @@ static void take_items(void *context, int thread, int threads) {
 static void take_ranges(void *context, int thread, int threads) {
     (void)threads;
     struct count *count = context;
-    for (int item; (item = pool_item(thread)) >= 0;) atomic_fetch_add(&count->seen[item], 1);
+    for (struct items items; pool_take(thread, 1 + thread % 5, &items);)
+        for (int item = items.first; item < items.last; item++) atomic_fetch_add(&count->seen[item], 1);
 }
 
 static void check_regions(int threads, int rounds) {
