@@ -40,9 +40,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "norm": lambda: ops.norm(out, row, weight, 1e-6),
         "router": lambda: ops.router(ids, weights, logits, "softmax", True),
         "Batch": lambda: ops.Batch(position, sequence, tables),
-        "rope": lambda: ops.rope(row, batch, angles, angles, 16),
-        "kv_append": lambda: ops.kv_append(keys, values, row, row, batch),
-        "attention": lambda: ops.attention(out, row, keys, values, batch, 1.0),
+        "attention": lambda: ops.attention(out, row, row, row, keys, values, batch, angles, angles),
         "matmul": lambda: ops.matmul((out,), row, (tiles,), True),
     }
 
@@ -64,6 +62,7 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
     values = ops.tensor(kind, (blocks, kv_heads, ops.KV_BLOCK, width))
     keys.numpy()[...] = values.numpy()[...] = 1
     q, out = ops.tensor("F32", (tokens, heads * dim)), ops.tensor("F32", (tokens, heads * dim))
+    k = ops.tensor("F32", (tokens, kv_heads * dim))
     q.numpy()[...] = np.random.default_rng(0).standard_normal(q.shape)
     positions = np.arange(context - tokens, context, dtype=np.int32)
     batch = ops.Batch(positions, np.zeros(tokens, np.int32), [np.arange(blocks, dtype=np.int32)])
@@ -71,7 +70,7 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
     times = []
     for _ in range(4 if tokens > 1 else 20):
         start = clock()
-        ops.attention(out, q, keys, values, batch, dim**-0.5)
+        ops.attention(out, q, k, k, keys, values, batch, None, None, dim**-0.5)
         times.append(clock() - start)
     return min(times)
 

@@ -1,4 +1,4 @@
-/* The rows of one step, rotary embedding, cache and attention. Part of bind.cpp. */
+/* The rows of one step, the cache and attention. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_ATTENTION_H
 #define COLIBRI_BIND_ATTENTION_H
 #include "bind/common.h"
@@ -71,18 +71,17 @@ void embed_positions(Tensor &out, const Tensor &table, const Batch &batch) {
     region_embed(rows, &weights, batch.position.data(), int(batch.position.size()));
 }
 
-void rope(Tensor &x, const Batch &batch, const Tensor &cosine, const Tensor &sine, int head_dim) {
-    const int64_t width = rows_of(x, "x", batch);
-    f32_of(cosine, "cosine", -1, -1);
-    f32_of(sine, "sine", cosine.shape[0], cosine.shape[1]);
-    const int64_t rotary = 2 * cosine.shape[1];
-    if (head_dim <= 0 || width % head_dim) wrong("x", describe(x), "rows of heads of " + std::to_string(head_dim));
-    if (rotary > head_dim) wrong("cosine", describe(cosine), "at most " + std::to_string(head_dim / 2) + " columns");
-    if (batch.last_position >= cosine.shape[0])
+/* Rope's tables of cosines and sines (positions, rotary / 2), whose rows the batch's positions need. */
+void set_rope(struct attention_input &in, const Tensor *cosine, const Tensor *sine, int key_dim, const Batch &batch) {
+    if (!cosine || !sine) return;
+    f32_of(*cosine, "cosine", -1, -1);
+    f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
+    if (2 * cosine->shape[1] > key_dim)
+        wrong("cosine", describe(*cosine), "at most " + std::to_string(key_dim / 2) + " columns");
+    if (batch.last_position >= cosine->shape[0])
         wrong("batch", "position " + std::to_string(batch.last_position),
-              "below " + std::to_string(cosine.shape[0]) + ", the rows of cosine");
-    const struct batch view = batch.view();
-    region_rope(x.f32(), int(width / head_dim), head_dim, cosine.f32(), sine.f32(), int(rotary), &view);
+              "below " + std::to_string(cosine->shape[0]) + ", the rows of cosine");
+    in.cosine = cosine->f32(), in.sine = sine->f32(), in.rotary = int(2 * cosine->shape[1]);
 }
 
 /* The dimensions of a head whose numbers and scales take so many bytes a token, in Q8_0. */
@@ -105,31 +104,27 @@ struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &bat
     return {keys.data, values.data, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
 }
 
-void kv_append(Tensor &keys, Tensor &values, const Tensor &k, const Tensor &v, const Batch &batch) {
+void attention(Tensor &out, Tensor &q, Tensor &k, const Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
+               const Tensor *cosine, const Tensor *sine, float scale, int window, const Tensor *sinks) {
     const struct cache cache = cache_of(keys, values, batch);
-    const int64_t n = int64_t(batch.position.size());
-    f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
-    f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
-    const struct batch view = batch.view();
-    region_kv_append(&cache, k.f32(), v.f32(), &view);
-}
-
-void attention(Tensor &out, const Tensor &q, const Tensor &keys, const Tensor &values, const Batch &batch, float scale,
-               int window, const Tensor *sinks) {
-    const struct cache cache = cache_of(keys, values, batch);
-    const int64_t width = rows_of(q, "q", batch), heads = width / cache.key_dim;
+    const int64_t n = int64_t(batch.position.size()), width = rows_of(q, "q", batch), heads = width / cache.key_dim;
     if (width % cache.key_dim || heads % cache.kv_heads || !heads)
         wrong("q", describe(q),
               "rows of " + std::to_string(cache.key_dim) + " times a multiple of " + std::to_string(cache.kv_heads) +
                   " heads");
-    f32_of(out, "out", int64_t(batch.position.size()), heads * cache.value_dim);
     if (window < 0) wrong("window", std::to_string(window), "0 (no window) or more");
-    const float *sink = sinks ? f32_of(*sinks, "sinks", heads) : nullptr;
+    struct attention_input in = {};
+    in.q = q.f32(), in.heads = int(heads), in.scale = scale, in.window = window;
+    in.k = f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
+    in.v = f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
+    in.sinks = sinks ? f32_of(*sinks, "sinks", heads) : nullptr;
+    set_rope(in, cosine, sine, cache.key_dim, batch);
+    f32_of(out, "out", n, heads * cache.value_dim);
     const struct batch view = batch.view();
     int status;
     {
         nb::gil_scoped_release unlocked;
-        status = region_attention(out.f32(), q.f32(), &cache, &view, int(heads), scale, window, sink);
+        status = region_attention(out.f32(), &in, &cache, &view);
     }
     check_region(status);
 }
@@ -139,12 +134,10 @@ void bind_attention(nb::module_ &m) {
         .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
         .def("__len__", [](const Batch &batch) { return batch.position.size(); });
     m.def("embed_positions", &embed_positions, "out"_a.noconvert(), "table"_a.noconvert(), "batch"_a);
-    m.def("rope", &rope, "x"_a.noconvert(), "batch"_a.noconvert(), "cosine"_a.noconvert(), "sine"_a.noconvert(),
-          "head_dim"_a);
-    m.def("kv_append", &kv_append, "keys"_a.noconvert(), "values"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
-          "batch"_a.noconvert());
-    m.def("attention", &attention, "out"_a.noconvert(), "q"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
-          "batch"_a.noconvert(), "scale"_a, "window"_a = 0, "sinks"_a.noconvert().none() = nb::none());
+    m.def("attention", &attention, "out"_a.noconvert(), "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
+          "keys"_a.noconvert(), "values"_a.noconvert(), "batch"_a.noconvert(),
+          "cosine"_a.noconvert().none() = nb::none(), "sine"_a.noconvert().none() = nb::none(), "scale"_a = 1.0f,
+          "window"_a = 0, "sinks"_a.noconvert().none() = nb::none());
     m.attr("KV_BLOCK") = KV_BLOCK;
 }
 

@@ -1,12 +1,13 @@
-/* How attention is split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows;
+/* A step's rows are turned (rope), their keys and values stored, and attention split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows;
  * a strip against one kv head is a task. With many tasks a thread does the blocks of a task one after the other; with
  * few (decode) every block is a unit of its own and the thread that ends a task's last unit merges them. Both ways do
- * the same arithmetic: parts are always single blocks, merged from the first to the last. */
+ * the same arithmetic: parts are always single blocks, merged from the first to the last. Rows that see no others of their
+ * step are turned and stored by their own task, others before the first task. */
 #include "kernels.h"
 #include "pool.h"
 #include "regions.h"
 
-enum { STRIP = 64, TASKS_A_THREAD = 4, SMALL = 200000 /* products, about 5 us */ };
+enum { STRIP = 64, TASKS_A_THREAD = 4, SMALL = 200000 /* products, about 5 us */, FEW = 1024 /* numbers to store */ };
 
 /* Rows from..from+rows of the run that starts at `token`; row r is head r % group of token r / group. */
 struct strip { int token, from, rows, first_block, blocks; };
@@ -14,10 +15,10 @@ struct strip { int token, from, rows, first_block, blocks; };
 struct job {
     const struct cache *cache;
     const struct batch *batch;
-    const float *q, *sinks;
+    const struct attention_input *in;
     float *out;
-    int heads, group, window, stride; /* stride: value_dim rounded up to 16 */
-    float scale;
+    int group, stride; /* query heads of a kv head; value_dim rounded up to 16 */
+    bool store_first;  /* before the first task */
     struct strip *strips;
     int strip_count, tasks, units; /* units: 0 when tasks are not split */
     size_t part_floats;            /* rows * (stride + 2): values, maxima, sums */
@@ -57,7 +58,8 @@ static struct workspace workspace_of(const struct job *job, int thread) {
 /* ---- strips ---- */
 
 static int first_key(const struct job *job, int position) {
-    return job->window > 0 && position >= job->window ? position - job->window + 1 : 0;
+    const int window = job->in->window;
+    return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
 static void add_strip(struct job *job, int token, int from, int rows) {
@@ -90,7 +92,45 @@ static int head_of(const struct job *job, int task) { return task / job->strip_c
 /* Where row r of the strip lies among the (token, head) rows of q and out. */
 static int64_t query_row(const struct job *job, const struct strip *s, int kv_head, int r) {
     const int row = s->from + r;
-    return (int64_t)(s->token + row / job->group) * job->heads + kv_head * job->group + row % job->group;
+    return (int64_t)(s->token + row / job->group) * job->in->heads + kv_head * job->group + row % job->group;
+}
+
+/* ---- the rows of the step ---- */
+
+/* Turns one row's heads that belong to a kv head, and puts its key and value into the cache. */
+static void store(const struct job *job, int row, int kv_head) {
+    const struct attention_input *in = job->in;
+    const struct cache *c = job->cache;
+    const int position = job->batch->position[row], slot = position % ATTENTION_SPLIT;
+    const int64_t kv_row = (int64_t)row * c->kv_heads + kv_head;
+    float *key = in->k + kv_row * c->key_dim;
+    if (in->rotary) {
+        const float *cosine = in->cosine + (int64_t)position * (in->rotary / 2);
+        const float *sine = in->sine + (int64_t)position * (in->rotary / 2);
+        for (int64_t head = kv_row * job->group; head < (kv_row + 1) * job->group; head++)
+            kernels->rope(in->q + head * c->key_dim, cosine, sine, in->rotary);
+        kernels->rope(key, cosine, sine, in->rotary);
+    }
+    const int32_t *table = job->batch->table[job->batch->sequence[row]];
+    const size_t at = (size_t)table[position / ATTENTION_SPLIT] * (size_t)c->kv_heads + (size_t)kv_head;
+    kernels->kv_append[c->type](c->keys + at * kv_block_bytes(c->type, c->key_dim),
+                                c->values + at * kv_block_bytes(c->type, c->value_dim), key,
+                                in->v + kv_row * c->value_dim, slot, c->key_dim, c->value_dim);
+}
+
+/* Items are the rows of the first kv head, then those of the second: neighbours share lines of the cache. */
+static void store_some(void *context, int thread, int threads) {
+    const struct job *job = context;
+    (void)threads;
+    for (struct items items; pool_take(thread, STRIP, &items);)
+        for (int i = items.first; i < items.last; i++) store(job, i % job->batch->n, i / job->batch->n);
+}
+
+static void store_all(struct job *job) {
+    const int items = job->batch->n * job->cache->kv_heads;
+    pool_divide(items);
+    if (items * job->cache->key_dim < FEW) store_some(job, 0, 1);
+    else pool_share(store_some, job);
 }
 
 /* ---- one block ---- */
@@ -102,8 +142,8 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     const float *rows[ATTENTION_ROWS];
     for (int r = 0; r < s->rows; r += ATTENTION_ROWS) {
         const int n = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
-        for (int i = 0; i < n; i++) rows[i] = job->q + query_row(job, s, head_of(job, task), r + i) * dim;
-        kernels->attention_pack(w->packed + r * dim, rows, n, dim, job->scale);
+        for (int i = 0; i < n; i++) rows[i] = job->in->q + query_row(job, s, head_of(job, task), r + i) * dim;
+        kernels->attention_pack(w->packed + r * dim, rows, n, dim, job->in->scale);
     }
     w->packed_task = task;
 }
@@ -174,7 +214,7 @@ static void write_rows(const struct job *job, int task, const struct workspace *
     for (int r = 0; r < s->rows; r++) {
         const int64_t row = query_row(job, s, head_of(job, task), r);
         kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r],
-                                  w->sum[r], job->sinks ? job->sinks + row % job->heads : NULL, job->cache->value_dim);
+                                  w->sum[r], job->in->sinks ? job->in->sinks + row % job->in->heads : NULL, job->cache->value_dim);
     }
 }
 
@@ -182,6 +222,7 @@ static void write_rows(const struct job *job, int task, const struct workspace *
 
 static void do_task(const struct job *job, int task, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
+    if (!job->store_first) store(job, s->token, head_of(job, task));
     pack_queries(job, task, w);
     start_merging(s, w);
     for (int b = 0; b < s->blocks; b++)
@@ -294,23 +335,32 @@ static bool lay_out(struct job *job, int threads) {
     return true;
 }
 
-int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
-                     float scale, int window, const float *sinks) {
+/* Whether no row sees another, and each is one strip. */
+static bool all_alone(const struct job *job) {
+    const struct batch *b = job->batch;
+    bool alone = b->groups == b->n && job->group <= STRIP;
+    for (int row = 1; alone && row < b->n; row++) alone = b->sequence[row] > b->sequence[row - 1];
+    return alone;
+}
+
+static void run(struct job *job) {
+    job->store_first = job->units || !all_alone(job);
+    if (job->store_first) store_all(job);
+    if (products(job) < SMALL) do_tasks(job, 0, 1);
+    else pool_share(job->units ? do_units : do_tasks, job);
+}
+
+int region_attention(float *out, const struct attention_input *in, const struct cache *cache, const struct batch *batch) {
     if (!batch->n) return 0;
     struct job job = {.cache = cache,
                       .batch = batch,
-                      .q = q,
-                      .sinks = sinks,
+                      .in = in,
                       .out = out,
-                      .heads = heads,
-                      .scale = scale,
-                      .window = window,
-                      .group = heads / cache->kv_heads,
+                      .group = in->heads / cache->kv_heads,
                       .stride = (cache->value_dim + 15) / 16 * 16};
     pool_lock();
     const bool fits = lay_out(&job, pool_threads());
-    if (fits && products(&job) < SMALL) do_tasks(&job, 0, 1);
-    else if (fits) pool_share(job.units ? do_units : do_tasks, &job);
+    if (fits) run(&job);
     pool_unlock();
     return fits ? 0 : REGION_NO_MEMORY;
 }

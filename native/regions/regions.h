@@ -41,11 +41,17 @@ struct batch {
 /* Caches: keys and values (blocks, kv_heads, kv_block_bytes) of a kv_type, see kernels.h. */
 struct cache { uint8_t *keys, *values; int type, kv_heads, key_dim, value_dim; };
 
-int region_attention(float *out, const float *q, const struct cache *cache, const struct batch *batch, int heads,
-                     float scale, int window, const float *sinks);
-void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch);
-void region_rope(float *x, int heads, int head_dim, const float *cosine, const float *sine, int rotary,
-                 const struct batch *batch);
+/* q (n, heads * key_dim), k and v of the step's rows; the first `rotary` numbers of a head of q and k are turned in place by
+ * cosine and sine (positions, rotary / 2). window 0: none; sinks (heads) may be NULL. */
+struct attention_input {
+    float *q, *k;
+    const float *v, *cosine, *sine, *sinks;
+    int heads, rotary, window;
+    float scale;
+};
+
+/* Puts k and v into the cache and writes out (n, heads * value_dim). */
+int region_attention(float *out, const struct attention_input *in, const struct cache *cache, const struct batch *batch);
 /* ids, weights (n, k) from logits (n, experts); REGION_NOT_FINITE: a logit is not. */
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 /* LayerNorm with a bias, RMSNorm without. */

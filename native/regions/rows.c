@@ -48,24 +48,6 @@ bool region_norm(float *out, const float *x, const float *weight, const float *b
     return !bad;
 }
 
-struct rope_job { float *x; const float *cosine, *sine; int heads, head_dim, rotary; const struct batch *batch; };
-
-static void rope_rows(const void *context, int first, int last, int thread) {
-    (void)thread;
-    const struct rope_job *job = context;
-    for (int64_t i = first; i < last; i++) {
-        const int64_t at = (int64_t)job->batch->position[i] * (job->rotary / 2);
-        for (int h = 0; h < job->heads; h++)
-            kernels->rope(job->x + (i * job->heads + h) * job->head_dim, job->cosine + at, job->sine + at, job->rotary);
-    }
-}
-
-void region_rope(float *x, int heads, int head_dim, const float *cosine, const float *sine, int rotary,
-                 const struct batch *batch) {
-    struct rope_job job = {x, cosine, sine, heads, head_dim, rotary, batch};
-    over_rows(rope_rows, &job, batch->n, (int64_t)heads * head_dim);
-}
-
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
 
 static void embed_rows(const void *context, int first, int last, int thread) {
@@ -135,29 +117,4 @@ int region_router(int32_t *ids, float *weights, const float *logits, int n, cons
     if (job.scratch) over_rows(router_rows, &job, n, values);
     pool_unlock();
     return !job.scratch ? REGION_NO_MEMORY : bad ? REGION_NOT_FINITE : 0;
-}
-
-struct append_job { const struct cache *cache; const float *k, *v; const struct batch *batch; };
-
-static void append_rows(const void *context, int first, int last, int thread) {
-    (void)thread;
-    const struct append_job *job = context;
-    const struct cache *c = job->cache;
-    const size_t key_bytes = kv_block_bytes(c->type, c->key_dim), value_bytes = kv_block_bytes(c->type, c->value_dim);
-    for (int64_t i = first; i < last; i++) {
-        const int position = job->batch->position[i];
-        const int64_t block = job->batch->table[job->batch->sequence[i]][position / ATTENTION_SPLIT];
-        for (int64_t head = 0; head < c->kv_heads; head++) {
-            const size_t at = (size_t)(block * c->kv_heads + head);
-            kernels->kv_append[c->type](c->keys + at * key_bytes, c->values + at * value_bytes,
-                                        job->k + (i * c->kv_heads + head) * c->key_dim,
-                                        job->v + (i * c->kv_heads + head) * c->value_dim,
-                                        position % ATTENTION_SPLIT, c->key_dim, c->value_dim);
-        }
-    }
-}
-
-void region_kv_append(const struct cache *cache, const float *k, const float *v, const struct batch *batch) {
-    struct append_job job = {cache, k, v, batch};
-    over_rows(append_rows, &job, batch->n, (int64_t)cache->kv_heads * (cache->key_dim + cache->value_dim) * 2);
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from kernel_weights import plain
+from kernel_weights import plain, same_everywhere
 from numpy.typing import NDArray
 
 from colibri import ops
@@ -38,8 +38,7 @@ class Case:
         self.values = ops.tensor(number, (sum(counts), kv_heads, ops.KV_BLOCK, value_width))
         self.keys.numpy()[...] = np.nan if kind == "f16" else 255  # what is not written must not be read: NaN scales
         self.values.numpy()[...] = np.nan if kind == "f16" else 255
-        for s, n in enumerate(lengths):
-            self.append(self.batch([(s, p) for p in range(n)]), [(s, p) for p in range(n)])
+        self.run(self.all_rows())
 
     def width(self, dim: int) -> int:
         """Numbers of a token, or bytes with those of the scales."""
@@ -49,15 +48,10 @@ class Case:
         sequence, positions = np.array(rows, np.int32).T.copy()
         return ops.Batch(positions, sequence, list(self.tables))
 
-    def append(self, batch: ops.Batch, rows: Sequence[tuple[int, int]]) -> None:
-        k = plain(np.stack([self.k[s][p].reshape(-1) for s, p in rows]))
-        v = plain(np.stack([self.v[s][p].reshape(-1) for s, p in rows]))
-        ops.kv_append(self.keys, self.values, k, v, batch)
-
     def run(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
-        q = plain(np.stack([self.q[s][p].reshape(-1) for s, p in rows]))
+        q, k, v = (plain(np.stack([x[s][p].reshape(-1) for s, p in rows])) for x in (self.q, self.k, self.v))
         out = ops.tensor("F32", (len(rows), self.heads * self.value_dim))
-        ops.attention(out, q, self.keys, self.values, self.batch(rows), self.scale, window,
+        ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), None, None, self.scale, window,
                       None if sinks is None else plain(sinks))  # fmt: skip
         return np.array(out.numpy())
 
@@ -146,10 +140,8 @@ def test_int8_of_zeros_and_of_what_is_not_finite() -> None:
     case = Case([40], 2, 1, 48, kind="q8_0")
     case.k[0][:] = case.v[0][:] = 0
     rows = case.all_rows()
-    case.append(case.batch(rows), rows)
     assert (case.run(rows) == 0).all()
     case.v[0][20, 0, 40] = np.inf
-    case.append(case.batch(rows), rows)
     out = case.run(rows).reshape(40, 2, 48)
     assert (out[:20] == 0).all()
     assert (out[..., :32] == 0).all()
@@ -194,20 +186,55 @@ def test_same_bits_for_every_batch_thread_count_and_instruction_set(
                 assert out.tobytes() == first.tobytes(), (isa, threads, name)
 
 
+@pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (24, 24), (64, 64), (80, 40), (128, 128), (104, 74)])
+@pytest.mark.parametrize("positions", [[5, 0, 7, 9, 90], [255, 256, 257, 258, 259]])
+def test_rope(head_dim: int, rotary: int, positions: list[int]) -> None:
+    case = Case([260], 6, 2, head_dim)
+    rng = np.random.default_rng(1)
+    cosine, sine = (rng.standard_normal((260, rotary // 2), np.float32) for _ in range(2))
+    at = np.array(positions, np.int32)
+    q, k, v = (x[0][at].reshape(5, -1) for x in (case.q, case.k, case.v))
+
+    def run() -> F32:
+        case.keys.numpy()[...] = np.nan
+        turned, key = plain(q), plain(k)
+        out = ops.tensor("F32", q.shape)
+        batch = case.batch([(0, p) for p in positions])
+        ops.attention(out, turned, key, plain(v), case.keys, case.values, batch, plain(cosine), plain(sine))
+        stored = case.keys.numpy().reshape(2, 2, 16, head_dim, 16).swapaxes(3, 4).reshape(2, 2, 256, head_dim)
+        stored = stored[case.tables[0][at // 256], :, at % 256].reshape(5, -1)
+        assert (stored == key.numpy().astype(np.float16)).all()
+        return np.concatenate([turned.numpy(), key.numpy()], axis=1)
+
+    expected = [reference.rope(x.reshape(5, -1, head_dim), at, cosine, sine).reshape(5, -1) for x in (q, k)]
+    np.testing.assert_allclose(same_everywhere(run), np.concatenate(expected, axis=1), rtol=1e-6, atol=1e-6)
+
+
+def test_rope_beyond_the_table_is_refused() -> None:
+    case = Case([10], 1, 1, 8)
+    out, q, k, v = (ops.tensor("F32", (1, 8)) for _ in range(4))
+    angles = ops.tensor("F32", (9, 4))
+    with pytest.raises(ValueError, match="position 9, expected below 9"):
+        ops.attention(out, q, k, v, case.keys, case.values, case.batch([(0, 9)]), angles, angles)
+
+
 def test_wrong_arguments_are_named() -> None:
     case = Case([3], 2, 1, 16)
-    q, out = ops.tensor("F32", (1, 32)), ops.tensor("F32", (1, 32))
-    batch = case.batch([(0, 2)])
+    q, k, v, out = (ops.tensor("F32", (1, width)) for width in (32, 16, 16, 32))
+    batch, keys, values = case.batch([(0, 2)]), case.keys, case.values
     with pytest.raises(ValueError, match=r"q: found F32 \(1, 40\)"):
-        ops.attention(out, ops.tensor("F32", (1, 40)), case.keys, case.values, batch, 1.0)
+        ops.attention(out, ops.tensor("F32", (1, 40)), k, v, keys, values, batch)
+    with pytest.raises(ValueError, match=r"k: found F32 \(1, 32\), expected F32 \(1, 16\)"):
+        ops.attention(out, q, q, v, keys, values, batch)
+    with pytest.raises(ValueError, match=r"v: found F32 \(1, 32\), expected F32 \(1, 16\)"):
+        ops.attention(out, q, k, q, keys, values, batch)
     with pytest.raises(ValueError, match=r"out: found F32 \(2, 32\), expected F32 \(1, 32\)"):
-        ops.attention(ops.tensor("F32", (2, 32)), q, case.keys, case.values, batch, 1.0)
+        ops.attention(ops.tensor("F32", (2, 32)), q, k, v, keys, values, batch)
     with pytest.raises(ValueError, match="keys"):
-        ops.attention(out, q, case.values, case.values, batch, 1.0)
+        ops.attention(out, q, k, v, values, values, batch)
+    wrong = ops.Batch(*np.zeros((2, 1), np.int32), [np.array([5], np.int32)])
     with pytest.raises(ValueError, match="block 5"):
-        ops.attention(
-            out, q, case.keys, case.values, ops.Batch(*np.zeros((2, 1), np.int32), [np.array([5], np.int32)]), 1.0
-        )
+        ops.attention(out, q, k, v, keys, values, wrong)
     with pytest.raises(ValueError, match="positions: found 256"):
         case.batch([(0, 256)])
     with pytest.raises(ValueError, match="sequence: found 1"):

@@ -1,4 +1,4 @@
-"""Ops on rows: norm, rope, add, combine, embed, finite - values, odd sizes and equal bits on every path."""
+"""Ops on rows: norm, add, combine, embed, finite - values, odd sizes and equal bits on every path."""
 
 from __future__ import annotations
 
@@ -64,27 +64,6 @@ def test_norm_reports_what_is_not_finite(bad: float, row: int) -> None:
         assert not ops.norm(ops.tensor("F32", x.shape), plain(x), plain(normal(1500)), 1e-6, bias)
     assert not ops.finite(plain(x))
     assert ops.finite(plain(normal(20, 1500)))
-
-
-@pytest.mark.parametrize(("head_dim", "rotary"), [(8, 8), (24, 24), (64, 64), (80, 40), (128, 128), (100, 74)])
-def test_rope(head_dim: int, rotary: int) -> None:
-    heads, positions = 3, np.array([5, 0, 7, 7, 90], np.int32)
-    x, cosine, sine = normal(5, heads * head_dim), normal(91, rotary // 2, seed=1), normal(91, rotary // 2, seed=2)
-
-    def run() -> NDArray[Any]:
-        turned = plain(x)
-        batch = ops.Batch(positions, np.zeros(5, np.int32), [np.zeros(1, np.int32)])
-        ops.rope(turned, batch, plain(cosine), plain(sine), head_dim)
-        return np.array(turned.numpy())
-
-    expected = reference.rope(x.reshape(5, heads, head_dim), positions, cosine, sine).reshape(5, -1)
-    np.testing.assert_allclose(same_everywhere(run), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_rope_beyond_the_table_is_refused() -> None:
-    batch = ops.Batch(np.array([9], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
-    with pytest.raises(ValueError, match="position 9, expected below 9"):
-        ops.rope(plain(normal(1, 8)), batch, plain(normal(9, 4)), plain(normal(9, 4)), 8)
 
 
 @pytest.mark.parametrize("dim", SIZES)

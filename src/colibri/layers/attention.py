@@ -40,7 +40,6 @@ class Attention:
             self._norms = q_norm, k_norm
         self._clip = config.clip_qkv
         self._rope = rope
-        self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         self._window = config.window
         self._exact = exact
@@ -54,11 +53,9 @@ class Attention:
             for part in (rows.q, rows.k, rows.v):
                 values = part.numpy()
                 np.clip(values, -self._clip, self._clip, out=values)
-        if self._rope is not None:
-            for part in (rows.q, rows.k):
-                ops.rope(part, batch, *self._rope, self._head_dim)
-        ops.kv_append(cache.keys, cache.values, rows.k, rows.v, batch)
-        ops.attention(rows.attended, rows.q, cache.keys, cache.values, batch, self._scale, self._window)
+        cosine, sine = self._rope or (None, None)
+        ops.attention(rows.attended, rows.q, rows.k, rows.v, cache.keys, cache.values, batch,
+                      cosine, sine, self._scale, self._window)  # fmt: skip
         ops.matmul((rows.hidden,), rows.attended, self._output, self._exact, True, self._output_bias)
 
     def _normalize(self, rows: Rows, q_norm: Norm, k_norm: Norm) -> None:

@@ -67,15 +67,17 @@ class Batch:
     def __len__(self) -> int: ...
 
 def embed_positions(out: Tensor, table: Tensor, batch: Batch) -> None: ...
-def rope(x: Tensor, batch: Batch, cosine: Tensor, sine: Tensor, head_dim: int) -> None: ...
-def kv_append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None: ...
 def attention(
     out: Tensor,
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
     keys: Tensor,
     values: Tensor,
     batch: Batch,
-    scale: float,
+    cosine: Tensor | None = None,
+    sine: Tensor | None = None,
+    scale: float = 1.0,
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> None: ...
