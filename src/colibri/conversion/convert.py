@@ -7,46 +7,34 @@ beside it lets an interrupted conversion go on after the last whole tensor.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import math
 import shutil
-import zlib
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from colibri import ops
-from colibri.conversion.checksums import SourceChecksums, checksum, source_checksums, summed_parts
-from colibri.conversion.dequantize import dequantize
+from colibri.conversion.checksums import checksum, source_checksums, summed_parts
 from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
+from colibri.conversion.journal import Journal
 from colibri.conversion.mixes import mix as find_mix
+from colibri.conversion.pieces import Bytes, Floats, Pieces
 from colibri.conversion.plan import Output, output_metadata, plan_outputs
-from colibri.conversion.rows import read_rows
-from colibri.errors import ArgumentError, FileError, FormatError, starting_threads
+from colibri.errors import ArgumentError, FileError, FormatError
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import CHECKSUMS
-from colibri.weights.load import to_float32
-from colibri.weights.quantize import quantize_rows
 from colibri.weights.tensor_info import TensorInfo
 
-CHUNK_VALUES: Final = 1 << 21  # 8 MB as float32: enough for a read, little beside a tensor
-
 _UNITS: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
 
@@ -85,146 +73,58 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     """
     mix = find_mix(options.quantization)
     outputs = plan_outputs(checkpoint, mix, options.only_expert)
-    specs = [output.spec for output in outputs]
-    checksum_count = sum(output.checksums for output in outputs)
-    metadata = output_metadata(checkpoint, mix, options.tokenizer, checksum_count, options.only_expert)
+    count = sum(output.checksums for output in outputs)
+    metadata = output_metadata(checkpoint, mix, options.tokenizer, count, options.only_expert)
     if options.name is not None:
         metadata["general.name"] = options.name
+    specs = [output.spec for output in outputs]
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
-    for file in writer.files:
-        checkpoint.check_output(file)
-    old = _old_files(checkpoint, destination, writer, options.replace)
+    old = _check_destination(checkpoint, destination, writer, options.replace)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
-    sums = source_checksums(checkpoint.path) if checkpoint.format == "gguf" else {}
-    _check_space(destination, writer)
-    journal = Journal(destination, _fingerprint(checkpoint, writer, importance))
+    journal = Journal(destination, _fingerprint(checkpoint, writer, importance), writer.begun)
     with journal.locked() as checksums, _tidy(writer, journal):
-        if not checksums:  # of another plan, whose journal is gone
-            for file in outputs_of(destination, ".partial"):
-                file.unlink()
-        with writer, FileReader() as reader:
-            resumed = len(checksums)
+        resumed = len(checksums)
+        for file in () if resumed else outputs_of(destination, ".partial"):  # of another plan, whose journal is gone
+            file.unlink()
+        with writer:
             writer.skip(resumed)
-            done = sum(spec.nbytes for spec in specs[:resumed])
-            total = sum(spec.nbytes for spec in specs)
-            with ThreadPoolExecutor(options.threads or ops.threads(), thread_name_prefix="convert") as pool:
-                for output in outputs[resumed:]:
-                    pieces = _Pieces(output, reader, importance.get(output.spec.name), pool, sums)
-                    writer.write(output.spec.name, _counted(pieces, progress, done, total))
-                    done += output.spec.nbytes
-                    writer.sync()
-                    journal.add(pieces.checksums)
-                    checksums.append(pieces.checksums)
+            for done in _write(checkpoint, outputs[resumed:], importance, writer, options.threads, progress):
+                journal.add(done)
+                checksums.append(done)
             flat = [checksum for tensor in checksums for checksum in tensor]
             writer.rewrite({CHECKSUMS: np.array(flat, np.uint32)})
             _read_back(writer.temporaries, flat)
             for file in old:
                 file.unlink()
         journal.remove()
-    by_type: dict[str, int] = {}
+    by_type: Counter[str] = Counter()
     for spec in specs:
-        by_type[spec.type] = by_type.get(spec.type, 0) + spec.nbytes
+        by_type[spec.type] += spec.nbytes
     return Report(tuple(writer.files), writer.nbytes, by_type, resumed)
 
 
-# ---- one tensor ----
+def _write(
+    checkpoint: Checkpoint,
+    outputs: Sequence[Output],
+    importance: Mapping[str, Floats],
+    writer: GGUFWriter,
+    threads: int | None,
+    progress: Progress | None,
+) -> Iterator[list[int]]:
+    """Write tensor after tensor; the checksums of each once it is on the disk."""
+    expected = source_checksums(checkpoint.path) if checkpoint.format == "gguf" else {}
+    total = writer.data_bytes
+    done = total - sum(output.spec.nbytes for output in outputs)
+    with FileReader() as reader, ThreadPoolExecutor(threads or ops.threads(), thread_name_prefix="convert") as pool:
+        for output in outputs:
+            pieces = Pieces(output, reader, importance.get(output.spec.name), pool, expected)
+            writer.write(output.spec.name, _counted(pieces, progress, done, total))
+            done += output.spec.nbytes
+            writer.sync()
+            yield pieces.checksums
 
 
-class _Pieces:
-    """The bytes of one output tensor in order, computed by a few threads just ahead of the one that writes.
-
-    Raises FormatError behind a part of the source that does not have the checksum it was written with.
-    """
-
-    def __init__(
-        self,
-        output: Output,
-        reader: FileReader,
-        importance: Floats | None,
-        pool: ThreadPoolExecutor,
-        expected: SourceChecksums,
-    ) -> None:
-        self._output, self._reader, self._importance, self._pool = output, reader, importance, pool
-        self._expected = expected
-        self.checksums: list[int] = []
-
-    def __iter__(self) -> Iterator[Bytes]:
-        if self._output.values is not None:
-            constant = self._output.values.view(np.uint8)
-            self.checksums.append(zlib.crc32(constant.data))
-            yield constant
-            return
-        ahead: deque[tuple[int, Future[tuple[Bytes, Bytes]]]] = deque()
-        jobs = self._jobs()
-        read = [0] * len(self._output.parts)  # checksums of the source's parts
-        try:
-            while True:
-                for part, first, count in jobs:
-                    with starting_threads("convert"):
-                        ahead.append((part, self._pool.submit(self._compute, part, first, count)))
-                    if len(ahead) > 2 * ops.threads():
-                        break
-                if not ahead:
-                    return
-                part, future = ahead.popleft()
-                raw, piece = future.result()
-                if self._expected:
-                    read[part] = zlib.crc32(raw.data, read[part])
-                    if not ahead or ahead[0][0] != part:
-                        self._check(self._output.parts[part], read[part])
-                part = min(part, self._output.checksums - 1)
-                if part == len(self.checksums):
-                    self.checksums.append(0)
-                self.checksums[part] = zlib.crc32(piece.data, self.checksums[part])
-                yield piece
-        finally:
-            for _, future in ahead:
-                future.cancel()
-
-    def _check(self, part: TensorInfo, found: int) -> None:
-        expected = self._expected.get((part.file, part.offset, part.nbytes), found)
-        if found != expected:
-            raise FormatError(
-                f"{part.file}: {part.name} is damaged: checksum {found:08x}, {expected:08x} was written at conversion. "
-                "Fetch or convert the file again"
-            )
-
-    def _jobs(self) -> Iterator[tuple[int, int, int]]:
-        """(part, first row, rows) for every piece: whole heads where rows are reordered."""
-        for part, info in enumerate(self._output.parts):
-            rows, k = math.prod(info.shape[:-1]), info.shape[-1]
-            if self._output.head_rows and len(info.shape) == 1:
-                rows, k = info.shape[0], 1
-            unit = self._output.head_rows or 1
-            step = max(1, CHUNK_VALUES // (unit * k)) * unit
-            for first in range(0, rows, step):
-                yield part, first, min(step, rows - first)
-
-    def _compute(self, part: int, first: int, count: int) -> tuple[Bytes, Bytes]:
-        """Rows of a part as the source has them, and as they are written."""
-        info, spec = self._output.parts[part], self._output.spec
-        k = 1 if self._output.head_rows and len(info.shape) == 1 else info.shape[-1]
-        raw = read_rows(info, first, count, k, self._reader)
-        ordered = adjacent_pairs(raw, self._output.head_rows) if self._output.head_rows else raw
-        if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
-            return raw, ordered.reshape(-1)
-        if info.type in ("F32", "F16", "BF16"):
-            rows = to_float32(ordered.reshape(-1), info.type).reshape(-1, k)
-        else:
-            rows = dequantize(info.type, ordered, len(ordered), k)
-        weights = self._importance
-        if weights is not None and weights.ndim == 2:
-            weights = weights[part]
-        return raw, quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
-
-
-def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
-    """(rows, bytes): rows i and i + h/2 of every head of h rows become rows 2i and 2i + 1."""
-    halves: npt.NDArray[Any] = rows.reshape(-1, 2, head_rows // 2, rows.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def _counted(pieces: _Pieces, progress: Progress | None, done: int, total: int) -> Iterator[Bytes]:
+def _counted(pieces: Pieces, progress: Progress | None, done: int, total: int) -> Iterator[Bytes]:
     for piece in pieces:
         yield piece
         done += piece.nbytes
@@ -233,56 +133,6 @@ def _counted(pieces: _Pieces, progress: Progress | None, done: int, total: int) 
 
 
 # ---- what makes a conversion safe ----
-
-
-class Journal:
-    """The checksums of the tensors that are whole in an unfinished output, one line a tensor; a lock on it, too."""
-
-    def __init__(self, destination: Path, fingerprint: str) -> None:
-        self._path = destination.with_name(f"{destination.name}.journal")
-        self._fingerprint = fingerprint
-        self._file: IO[str] | None = None
-
-    @contextmanager
-    def locked(self) -> Iterator[list[list[int]]]:
-        """The checksums of an interrupted conversion of the same plan, or none; the output is this process's alone."""
-        try:
-            self._file = self._path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"{self._path}: cannot be written: {error.strerror}") from error
-        with self._file:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise FileError(f"{self._path}: another conversion is writing this file; wait for it") from None
-            yield self._entries(self._file)
-
-    def _entries(self, file: IO[str]) -> list[list[int]]:
-        file.seek(0)
-        lines = file.read().split("\n")[:-1]  # the last line is cut off or empty
-        if not lines or lines[0] != self._fingerprint:
-            file.truncate(0)
-            file.write(f"{self._fingerprint}\n")
-            file.flush()
-            return []
-        entries = []
-        for line in lines[1:]:
-            try:
-                entries.append([int(checksum) for checksum in json.loads(line)])
-            except ValueError:
-                break
-        file.truncate(sum(len(line) + 1 for line in lines[: len(entries) + 1]))
-        return entries
-
-    def add(self, checksums: Sequence[int]) -> None:
-        """One more tensor is whole and on the disk."""
-        assert self._file is not None
-        self._file.write(json.dumps(list(checksums)) + "\n")
-        self._file.flush()
-
-    def remove(self) -> None:
-        """The conversion is complete."""
-        self._path.unlink(missing_ok=True)
 
 
 def _fingerprint(checkpoint: Checkpoint, writer: GGUFWriter, importance: Mapping[str, Floats]) -> str:
@@ -305,25 +155,26 @@ def _tidy(writer: GGUFWriter, journal: Journal) -> Iterator[None]:
         raise
 
 
-def _old_files(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, replace: bool) -> list[Path]:
-    """What must go before the finished files get their names: parts of an older split would be taken for new ones."""
+def _check_destination(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, replace: bool) -> list[Path]:
+    """What must go before the finished files get their names: parts of an older split would be taken for new ones.
+
+    Raises ArgumentError or FileError where nothing may or can be written.
+    """
+    for file in writer.files:
+        checkpoint.check_output(file)
     sources = {file.resolve() for file in checkpoint.files}
     named = [file for file in outputs_of(destination) if file in writer.files or file.resolve() not in sources]
     if named and not replace:
         raise ArgumentError(f"{named[0]}: exists; give --force to replace it, or another name")
-    return [file for file in named if file not in writer.files or len(writer.files) > 1]
-
-
-def _check_space(destination: Path, writer: GGUFWriter) -> None:
-    directory = destination.parent
     taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
-    free, needed = shutil.disk_usage(directory).free, writer.nbytes - taken
+    free, needed = shutil.disk_usage(destination.parent).free, writer.nbytes - taken
     if free < needed:
         unit, scale = next(((unit, scale) for unit, scale in _UNITS if needed >= scale), ("bytes", 1))
         raise FileError(
-            f"{directory}: has {free / scale:.1f} {unit} free, the output needs {needed / scale:.1f} {unit} more; "
-            "free space, or write elsewhere"
+            f"{destination.parent}: has {free / scale:.1f} {unit} free, the output needs {needed / scale:.1f} {unit} "
+            "more; free space, or write elsewhere"
         )
+    return [file for file in named if file not in writer.files or len(writer.files) > 1]
 
 
 def _read_back(files: Sequence[Path], checksums: Sequence[int]) -> None:

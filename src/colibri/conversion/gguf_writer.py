@@ -5,6 +5,7 @@ Splits follow llama.cpp's `gguf-split`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +71,16 @@ class GGUFWriter:
     def temporaries(self) -> list[Path]:
         """Where the files are while they are written."""
         return [shard.temporary for shard in self._shards]
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all tensors together, without headers and gaps."""
+        return sum(tensor.nbytes for shard in self._shards for tensor in shard.tensors)
+
+    def begun(self, count: int) -> list[Path]:
+        """The unfinished files that the first `count` tensors are in."""
+        starts = itertools.accumulate((len(shard.tensors) for shard in self._shards), initial=0)
+        return [shard.temporary for shard, start in zip(self._shards, starts, strict=False) if start < count]
 
     @property
     def headers(self) -> bytes:

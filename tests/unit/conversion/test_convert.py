@@ -24,10 +24,12 @@ from checkpoint_files import (
 )  # fmt: skip
 
 from colibri.conversion import convert as conversion
+from colibri.conversion import pieces
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.conversion.imatrix import read_imatrix
+from colibri.conversion.journal import Journal
 from colibri.conversion.mixes import MIXES, Context, mix, more_bits, tensor_type
 from colibri.conversion.plan import plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
@@ -102,7 +104,7 @@ def test_rows_that_are_not_whole_heads_are_refused(tmp_path: Path) -> None:
 def test_small_pieces_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_directory(tmp_path / "hf", "mixtral", fused=True)
     run(source, tmp_path / "whole.gguf", "q8_0")
-    monkeypatch.setattr(conversion, "CHUNK_VALUES", 100)
+    monkeypatch.setattr(pieces, "CHUNK_VALUES", 100)
     run(source, tmp_path / "pieces.gguf", "q8_0", threads=3)
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
@@ -184,16 +186,16 @@ def test_an_interrupted_conversion_goes_on(
     (tmp_path / "whole").mkdir()
     whole = run(source, tmp_path / "whole/m.gguf", "q8_0", split_bytes=split)
     calls: list[int] = []
-    add = conversion.Journal.add
+    add = Journal.add
 
-    def stop(self: conversion.Journal, checksums: Any) -> None:
+    def stop(self: Journal, checksums: Any) -> None:
         if len(calls) == after:
             raise StopHereError
         calls.append(0)
         add(self, checksums)
 
     with monkeypatch.context() as patched:
-        patched.setattr(conversion.Journal, "add", stop)
+        patched.setattr(Journal, "add", stop)
         with pytest.raises(StopHereError):
             run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
     assert not list(tmp_path.glob("*.gguf"))
@@ -202,6 +204,23 @@ def test_an_interrupted_conversion_goes_on(
     for file, expected in zip(report.files, whole.files, strict=True):
         assert file.read_bytes() == expected.read_bytes()
     assert sorted(tmp_path.glob("m*")) == sorted(report.files)
+
+
+@pytest.mark.parametrize("split", [None, 60_000])
+def test_a_kill_between_the_last_name_and_the_journals_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int | None
+) -> None:
+    """What the journal says is written has another name by then; it must not stand in the way for ever."""
+    source = write_directory(tmp_path / "hf", "mixtral")
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remove", lambda self: None)
+        first = run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split)
+    assert (tmp_path / "m.gguf.journal").exists()
+    before = [file.read_bytes() for file in first.files]
+    report = run(source, tmp_path / "m.gguf", "q8_0", split_bytes=split, replace=True)
+    assert report.resumed == 0
+    assert [file.read_bytes() for file in report.files] == before
+    assert not (tmp_path / "m.gguf.journal").exists()
 
 
 def test_another_conversion_does_not_go_on_with_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +255,7 @@ def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkey
 
 def test_two_conversions_to_one_file(tmp_path: Path) -> None:
     source = write_directory(tmp_path / "hf", "olmoe")
-    journal = conversion.Journal(tmp_path / "m.gguf", "")
+    journal = Journal(tmp_path / "m.gguf", "", lambda count: [])
     with journal.locked(), pytest.raises(FileError, match="another conversion"):
         run(source, tmp_path / "m.gguf")
 
