@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,30 @@ class Group:
         """Processes that the kernel killed for memory."""
         found = re.search(r"^oom_kill (\d+)$", (self.path / self.events).read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
+
+
+LOCK = """
+import ctypes, mmap, sys
+memory = mmap.mmap(-1, max(1, int(sys.argv[1])), mmap.MAP_PRIVATE)
+library = ctypes.CDLL(None, use_errno=True)
+if library.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory))), ctypes.c_size_t(len(memory))):
+    sys.exit(f"mlock: error {ctypes.get_errno()}")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def locked(nbytes: int, group: Group) -> Iterator[None]:
+    """A process in the group that holds so many bytes of its memory for itself."""
+    command = [sys.executable, "-c", LOCK, str(nbytes)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=group.enter) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"locked\n":
+            raise OSError(f"{nbytes} bytes could not be locked")
+        yield
+        process.communicate()
 
 
 @contextlib.contextmanager

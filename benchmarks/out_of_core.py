@@ -3,10 +3,10 @@
     python benchmarks/out_of_core.py MODEL.gguf --ram 2.5 --peer llama.cpp:mapped=/tmp/llama/bin/python --rounds 2
 
 Both may take --ram GiB, page cache included; Colibri is told so with --ram, llama.cpp maps the file. The file is
-dropped from the page cache before each process. Bytes are those of /proc/self/io, peak memory that of wait4, as
-`time -v` shows it. The disk's own rate (one thread, 4 MiB blocks in order, O_DIRECT) is measured before and after
-each, because virtual disks drift. Without --peer (as for peers.py) only Colibri runs. A row for each metric goes to
-results/<processor>.csv.
+dropped from the page cache before each process. With --squeeze GiB another process of the group locks so much, which
+the group gets on top. Bytes are those of /proc/self/io, peak memory that of wait4, as `time -v` shows it. The disk's
+own rate (one thread, 4 MiB blocks in order, O_DIRECT) is measured before and after each, because virtual disks drift.
+Without --peer (as for peers.py) only Colibri runs. A row for each metric goes to results/<processor>.csv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory_limit import Group, limited
+from memory_limit import Group, limited, locked
 from peers import append, described, results, variants
 
 import colibri
@@ -68,8 +68,7 @@ def bytes_read() -> int:
 def child(options: argparse.Namespace) -> None:
     """One process of Colibri: prints what one prompt and its answer took, as peer_llama.py --stream does."""
     start, context = time.perf_counter(), options.prompt_tokens + options.tokens + 8
-    ram = int(options.ram * (1 << 30))
-    with colibri.load(options.model, ram=ram, threads=options.threads, context=context) as model:
+    with colibri.load(options.model, ram=gib(options.ram), threads=options.threads, context=context) as model:
         params = SamplingParams(max_tokens=options.tokens + 1, temperature=0.8, seed=1, ignore_eos=True)
         ids = random.Random(1)
         prompt = [ids.randrange(model.config.vocab_size) for _ in range(options.prompt_tokens)]
@@ -116,6 +115,11 @@ def expected(options: argparse.Namespace) -> float:
     return float(plan["expected"][0]["tokens_per_s"])
 
 
+def gib(count: float) -> int:
+    """Bytes of so many GiB."""
+    return int(count * (1 << 30))
+
+
 def summary(found: Run) -> dict[str, float]:
     """The metrics of one run."""
     seconds = found["token_s"]
@@ -141,7 +145,7 @@ def measure(options: argparse.Namespace) -> Rounds:
         commands.append((str(variant), [*variant.command(options.model, options.threads), *prompt, *stream]))
     rounds: Rounds = {}
     print(f"colibri plan expects {expected(options):.2f} tokens/s", flush=True)
-    with limited(int(options.ram * (1 << 30))) as group:
+    with limited(gib(options.ram + options.squeeze)) as group, locked(gib(options.squeeze), group):
         for _ in range(options.rounds):
             for engine, command in commands:
                 found = run(command, options, group)
@@ -182,6 +186,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--peer-tokens", type=int, help="fewer for llama.cpp, which takes its time")
     parser.add_argument("--prompt-tokens", type=int, default=8)
+    parser.add_argument("--squeeze", type=float, default=0.0, help="GiB that another process in the group locks")
     parser.add_argument("--threads", type=int, default=ops.threads())
     parser.add_argument("--note", default="", help="for the CSV: what else the machine did")
     parser.add_argument("--no-csv", action="store_true", help="print only")

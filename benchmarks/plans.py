@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from memory_limit import limited
-from out_of_core import expected, forget, run, summary
+from out_of_core import expected, forget, gib, run, summary
 
 from colibri import ops
 
@@ -37,7 +37,7 @@ def main() -> None:
             command = [sys.executable, str(Path(__file__).with_name("out_of_core.py")), str(options.model), "--child"]
             command += ["--ram", str(options.ram), "--prompt-tokens", str(options.prompt_tokens)]
             command += ["--threads", str(options.threads), "--tokens", str(options.tokens)]
-            with limited(int(options.ram * (1 << 30))) as group:
+            with limited(gib(options.ram)) as group:
                 found = summary(run(command, options, group))
             rate = found["tokens/s"]
             print(

@@ -14,7 +14,10 @@ from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
 from colibri.ops import reference
+from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
+from colibri.weights.metadata import Metadata
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, CHOSEN = 4, 16, 64, 96, 4
 Blocks = np.ndarray[Any, np.dtype[np.uint8]]
@@ -37,6 +40,21 @@ def expert_specs(layer: int, experts: int | None = EXPERTS, suffix: str = "_exps
         TensorSpec(f"blk.{layer}.ffn_up{suffix}.weight", "Q4_0", (*lead, INTERMEDIATE, HIDDEN)),
         TensorSpec(f"blk.{layer}.ffn_down{suffix}.weight", down, (*lead, HIDDEN, INTERMEDIATE)),
     ]
+
+
+def router_spec(layer: int, experts: int = EXPERTS) -> TensorSpec:
+    """What tells that a layer has experts."""
+    return TensorSpec(f"blk.{layer}.ffn_gate_inp.weight", "Q4_0", (experts, HIDDEN))
+
+
+def open_experts(path: Path, layers: int = LAYERS, experts: int = EXPERTS) -> ExpertStore:
+    """The experts of a file of `write_file`, as its metadata would describe them."""
+    values = {
+        "olmoe.block_count": layers, "olmoe.embedding_length": HIDDEN, "olmoe.feed_forward_length": INTERMEDIATE,
+        "olmoe.expert_count": experts,
+    }  # fmt: skip
+    metadata = Metadata(path, values)
+    return ExpertStore(Checkpoint(path, "gguf", "m", "olmoe", metadata, read_gguf(path).tensors, metadata))
 
 
 def write_file(path: Path, specs: Iterable[TensorSpec], seed: int, alignment: int = 32) -> Path:

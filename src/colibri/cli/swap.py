@@ -9,8 +9,9 @@ import click
 from colibri.cli.options import FilePath, model_option
 from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
+from colibri.experts.overlay import Overlay
 from colibri.experts.store import ExpertStore
-from colibri.experts.swap import export_expert, load_overlay, overlay_folder, revert_expert, swap_expert
+from colibri.experts.swap import export_expert, overlay_folder, revert_expert, swap_expert
 from colibri.weights.checkpoint import open_checkpoint
 
 
@@ -26,8 +27,9 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
     Running engines take it up at their next token. Without options, list what is replaced.
     """
     checkpoint = open_checkpoint(model_path(model))
-    store = ExpertStore(checkpoint, checkpoint.layers)
-    load_overlay(store)
+    store = ExpertStore(checkpoint)
+    for replacement in Overlay(store).changes():  # as an engine that starts now
+        store.replace(replacement.expert, replacement.layers)
     if expert is None:
         if file is not None or revert or export:
             raise ArgumentError("swap: which expert? give --expert")

@@ -79,7 +79,7 @@ def plan_model(options: LoadOptions) -> Prepared:
     checkpoint = open_checkpoint(model_path(options.path))
     config = model_config(checkpoint)
     context = _context(config, options.context)
-    store = ExpertStore(checkpoint, config.layers)
+    store = ExpertStore(checkpoint)
     weights = DenseWeights(checkpoint)
     cache = SharedCache(config, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
     workspace = Workspace(config, min(options.chunk, options.sequences * context))

@@ -236,7 +236,7 @@ class Model:
         counters = self.experts.counters.as_dict()
         return {
             "experts_touched": self.routing.experts_touched,
-            "experts_total": sum(store.count(layer) for layer in store.moe_layers()),
+            "experts_total": store.experts * len(store.moe_layers()),
             **{name: counters[name] for name in ("hits", "misses", "prefetched", "prefetch_used")},
         }
 

@@ -27,11 +27,11 @@ class Occupancy:
     def __init__(self, store: ExpertStore, limits: dict[Layout, int] | None, policy: NextUse) -> None:
         self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or store.layout_counts()).items()}
         self.tables = {
-            layer: ops.ExpertTable(store.count(layer), store.hidden, store.intermediate) for layer in store.moe_layers()
+            layer: ops.ExpertTable(store.experts, store.hidden, store.intermediate) for layer in store.moe_layers()
         }
         keys = store.layers * store.experts
         self.present = bytearray(keys)
-        self.absent = [store.count(layer) for layer in range(store.layers)]
+        self.absent = [store.experts if store.has(layer) else 0 for layer in range(store.layers)]
         self.leases: dict[int, int] = {}  # key -> how many parts use it now
         self.layer_leases: list[list[None]] = [[] for _ in range(store.layers)]  # append and pop need no lock
         self.bounded = limits is not None
@@ -149,7 +149,7 @@ def load_biases(store: ExpertStore) -> Biases:
     with FileReader() as files:
         for layer in store.moe_layers():
             infos = store.biases(layer)
-            biases[layer] = [() for _ in range(store.count(layer))]
+            biases[layer] = [() for _ in range(store.experts)]
             for info in infos or ():
                 tensor = ops.tensor("F32", info.shape)
                 files.read_into(info.file, info.offset, tensor.numpy())

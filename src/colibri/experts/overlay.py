@@ -22,13 +22,14 @@ log = logging.getLogger("colibri")
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What to use for `expert` from now on: the open, checked file and where each layer's matrices are; None: the
-    model's own."""
+    """What to use for `expert` from now on: the open, checked file and where each layer's matrices are.
+
+    No layers: the model's own.
+    """
 
     expert: int
-    path: Path
     file: ExpertFile | None
-    layers: dict[int, Expert] | None
+    layers: dict[int, Expert]
 
 
 class Overlay:
@@ -55,7 +56,7 @@ class Overlay:
             del self._known[expert]
             if expert in self._used:
                 self._used.remove(expert)
-                yield Replacement(expert, self._folder, None, None)
+                yield Replacement(expert, None, {})
         for expert, path in files.items():
             if (replacement := self._look(expert, path)) is not None:
                 yield replacement
@@ -75,7 +76,10 @@ class Overlay:
                 self._seen = None
                 return None
         except ColibriError as error:
-            log.warning("%s; the expert in use stays", error)
+            if path.exists():
+                log.warning("%s; the expert in use stays", error)
+            else:
+                self._seen = None  # taken back meanwhile: the next look sees it
             return None
         self._used.add(expert)
-        return Replacement(expert, path, file, layers)
+        return Replacement(expert, file, layers)

@@ -92,7 +92,7 @@ def default_budget(machine: MachineMemory) -> int:
 def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: int) -> Plan:
     """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do."""
     totals = store.layout_counts()
-    least = {layout: min(count, experts_per_token) for layout, count in totals.items()}
+    least = dict.fromkeys(totals, experts_per_token)
     floor = needs.total + slots_bytes(least) + HUGE_PAGE * len(least)
     if budget < floor:
         raise MemoryBudgetError(
@@ -103,9 +103,7 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
         )
     room = budget - needs.total - HUGE_PAGE * len(totals)
     limits = _limits(room, totals, least)
-    token_bytes = sum(
-        min(store.count(layer), experts_per_token) * store.slot_bytes(layer) for layer in store.moe_layers()
-    )
+    token_bytes = experts_per_token * sum(store.slot_bytes(layer) for layer in store.moe_layers())
     return Plan(
         budget=budget,
         floor=floor,

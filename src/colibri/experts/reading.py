@@ -175,7 +175,7 @@ def staging_bytes(store: ExpertStore) -> int:
 
     Huge pages unless it is small: on pages of 4 KiB a read has hundreds of segments and takes twice as long.
     """
-    parts = [part for layer in store.moe_layers() for part in store.base(layer, 0).parts]
+    parts = [part for layer in store.moe_layers() for part in store.like(layer).parts]
     piece = max(min(part.nbytes, PIECE) + STRIPE * part.row_bytes for part in parts) + 2 * ALIGNMENT
     return piece if piece < HUGE_PAGE // 4 else -(-piece // HUGE_PAGE) * HUGE_PAGE
 

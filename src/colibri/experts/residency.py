@@ -55,7 +55,9 @@ class Residency:
         self._experts = store.experts
         self._policy = NextUse(store.layers, store.experts, chunk=chunk)
         self._here = Occupancy(store, limits, self._policy)
-        self._layer_keys = {layer: self._keys_of(layer) for layer in store.moe_layers()}
+        self._layer_keys = {
+            layer: list(range(layer * store.experts, (layer + 1) * store.experts)) for layer in store.moe_layers()
+        }
         self._first_layer = store.moe_layers()[0]  # a step begins here
         self._loading: dict[int, Job] = {}
         self._lock = threading.RLock()  # a dropped step may be collected, and give its leases back, at any allocation
@@ -70,10 +72,6 @@ class Residency:
         self._overlay = Overlay(store)
         self._looking = threading.Lock()
         self.refresh()
-
-    def _keys_of(self, layer: int) -> list[int]:
-        base = layer * self._experts
-        return list(range(base, base + self.store.count(layer)))
 
     # ---- what a layer asks ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ the model. A safetensors file with w1/w2/w3 or gate_proj/up_proj/down_proj is co
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expe
 from colibri.weights.tensor_info import TensorInfo
 
 CHUNK_ROWS = 256
+STALE_SECONDS = 3600  # a writer takes less
 _SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
 _PROJECTION = {"w1": "gate", "w3": "up", "w2": "down"}
 _FILE_NAME = re.compile(r"expert-(\d+)\.gguf")
@@ -55,15 +57,10 @@ def swap_expert(store: ExpertStore, expert: int, source: Path) -> Path:
     path = expert_path(store.path, expert)
     path.parent.mkdir(exist_ok=True)
     _write(path, expert, store, replacement)
+    for left in path.parent.glob("*.partial"):  # of writers that were killed
+        if left.stat().st_mtime < time.time() - STALE_SECONDS:
+            left.unlink(missing_ok=True)
     return path
-
-
-def load_overlay(store: ExpertStore) -> None:
-    """Use every replacement that is in place, as an engine does that starts now; raises what reading one does."""
-    folder = overlay_folder(store.path)
-    for expert, path in expert_files(folder).items() if folder.is_dir() else ():
-        _check_number(store, expert)
-        store.replace(expert, read_replacement(store, path))
 
 
 def revert_expert(store: ExpertStore, expert: int) -> bool:
@@ -102,12 +99,12 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
         )
     experts: dict[int, Expert] = {}
     for layer, parts in sorted(found.items()):
-        projections = names_of(store.base(layer, 0).parts)
+        projections = names_of(store.like(layer).parts)
         missing = [projection for projection in projections if projection not in parts]
         if missing:
             raise FormatError(f"{path}: layer {layer} lacks {', '.join(missing)}")
         experts[layer] = Expert(parts.get("gate"), parts["up"], parts["down"])
-        check_expert(experts[layer], str(path), layer, store.base(layer, 0), types=not safe)
+        check_expert(experts[layer], str(path), layer, store.like(layer), types=not safe)
     return experts
 
 
@@ -135,7 +132,7 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
     """Write one expert in the model's types; the file appears whole or not at all."""
     sources = {}
     for layer, expert in experts.items():
-        base = store.base(layer, 0).parts
+        base = store.like(layer).parts
         for projection, info, like in zip(names_of(base), expert.parts, base, strict=True):
             spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
             sources[spec] = info

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from colibri import ops
 from colibri.cache.kv import KeyValueCache
 from colibri.config import ModelConfig, RopeConfig
-from colibri.errors import FormatError
 from colibri.experts.residency import Residency
 from colibri.layers.attention import Attention
 from colibri.layers.linear import DenseWeights
@@ -117,7 +116,6 @@ class Decoder:
         attention = Attention(weights, config, layer, rope, exact)
         if not experts.store.has(layer):
             return Block(norms[0], attention, norms[1], DenseFeedForward(weights, config, layer, exact))
-        _check_experts(experts, config, layer)
         ffn = MixtureOfExperts(weights, config, layer, experts, exact)
         return Block(norms[0], attention, norms[1], ffn)
 
@@ -186,16 +184,3 @@ def _norm(weights: DenseWeights, config: ModelConfig, name: str) -> Norm:
 def _factors(weights: DenseWeights, rope: RopeConfig) -> NDArray[np.float64] | None:
     factors = weights.optional_vector("rope_freqs.weight", rope.rotary // 2)
     return None if factors is None else factors.numpy().astype(np.float64)
-
-
-def _check_experts(experts: Residency, config: ModelConfig, layer: int) -> None:
-    """The experts that the file holds must be those that its metadata speaks of."""
-    store = experts.store
-    first = store.expert(layer, 0)
-    found = store.count(layer), *first.up.shape, first.gate is not None
-    expected = config.experts, config.expert_intermediate, config.hidden_size, config.gated
-    if found != expected:
-        raise FormatError(
-            f"{first.up.file}: layer {layer} has experts (count, intermediate, hidden, gated) {found}, "
-            f"but the metadata asks for {expected}"
-        )

@@ -46,7 +46,7 @@ def measure_reading(store: ExpertStore, misses: int, seconds: float = 0.5, *, ca
     ids, chance = ops.tensor("I32", (1, misses)), random.Random(0)  # the pattern, not the secrecy, matters
 
     def bring(layer: int) -> None:
-        ids.numpy()[0] = chance.sample(range(store.count(layer)), misses)
+        ids.numpy()[0] = chance.sample(range(store.experts), misses)
         for _ in residency.handles(layer, ids):
             pass
 

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expert_files import CHOSEN, LAYERS, expert_specs, write_file
+from expert_files import CHOSEN, LAYERS, expert_specs, open_experts, router_spec, write_file
 
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore, Layout
-from colibri.weights.gguf import read_gguf
 
 
 @pytest.fixture
 def model_path(tmp_path: Path) -> Path:
     """A model file whose tensors start at odd places."""
-    return write_file(tmp_path / "model.gguf", [spec for layer in range(LAYERS) for spec in expert_specs(layer)], 7)
+    specs = [spec for layer in range(LAYERS) for spec in (router_spec(layer), *expert_specs(layer))]
+    return write_file(tmp_path / "model.gguf", specs, 7)
 
 
 @pytest.fixture
 def store(model_path: Path) -> ExpertStore:
     """Its experts."""
-    return ExpertStore(read_gguf(model_path), LAYERS)
+    return open_experts(model_path)
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from expert_files import EXPERTS, HIDDEN, INTERMEDIATE, LAYERS, expert_specs, write_file
+from expert_files import EXPERTS, HIDDEN, INTERMEDIATE, LAYERS, expert_specs, open_experts, router_spec, write_file
 
-from colibri.errors import FormatError, UnsupportedError
+from colibri.errors import FormatError
 from colibri.experts.store import ExpertStore
-from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
 
 
@@ -23,38 +22,36 @@ def test_merged(store: ExpertStore) -> None:
 
 
 def test_single_tensors_and_a_dense_layer(tmp_path: Path) -> None:
-    specs = [spec for expert in range(3) for spec in expert_specs(1, None, f".{expert}")]
-    store = ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), 3)
-    assert (store.layers, store.moe_layers()) == (3, (1,))
-    assert [store.count(layer) for layer in range(3)] == [0, 3, 0]
+    specs = [router_spec(1, 3), *(spec for expert in range(3) for spec in expert_specs(1, None, f".{expert}"))]
+    store = open_experts(write_file(tmp_path / "m.gguf", specs, 1), 3, 3)
+    assert (store.layers, store.moe_layers(), store.experts) == (3, (1,), 3)
     assert not store.has(0)
 
 
 def test_layers_that_the_model_does_not_have(tmp_path: Path) -> None:
     odd = [TensorSpec(name, "Q4_0", (32, 32)) for name in ("blk", "blk.1", "blk.x.ffn_down_exps.weight")]
-    specs = [*expert_specs(0), *expert_specs(1), *expert_specs(2)[:1], *odd]
-    store = ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), 1)
+    specs = [router_spec(0), *expert_specs(0), *expert_specs(1), *expert_specs(2)[:1], *odd]
+    store = open_experts(write_file(tmp_path / "m.gguf", specs, 1), 1)
     assert (store.layers, store.moe_layers()) == (1, (0,))
 
 
-def refused(tmp_path: Path, specs: list[TensorSpec], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        ExpertStore(read_gguf(write_file(tmp_path / "m.gguf", specs, 1)), LAYERS)
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        (expert_specs(0)[:1] + expert_specs(0)[2:], r"ffn_up_exps.* is missing"),
+        ([*expert_specs(0)[:2], expert_specs(0, EXPERTS - 1)[2]], r"ffn_down_exps.*expected"),
+        ([*expert_specs(0)[:2], TensorSpec("blk.0.ffn_down_exps.weight", "Q4_0", (EXPERTS, HIDDEN, 32))], "expected"),
+        ([spec for e in range(3) for spec in expert_specs(0, None, f".{e}")], r"ffn_gate\.3.* is missing"),
+        ([spec for e in range(EXPERTS) for spec in expert_specs(e == 5, None, f".{e}")], "is missing"),
+    ],
+)
+def test_refused(tmp_path: Path, specs: list[TensorSpec], text: str) -> None:
+    with pytest.raises(FormatError, match=text):
+        open_experts(write_file(tmp_path / "m.gguf", [router_spec(0), *specs], 1))
 
 
-def test_no_experts(tmp_path: Path) -> None:
-    refused(tmp_path, [TensorSpec("blk.0.ffn_down.weight", "Q4_0", (32, 32))], UnsupportedError, "no routed experts")
-
-
-def test_missing_projection(tmp_path: Path) -> None:
-    refused(tmp_path, expert_specs(0)[:1] + expert_specs(0)[2:], FormatError, r"lacks blk\.0\.ffn_up_exps")
-
-
-def test_counts_that_differ(tmp_path: Path) -> None:
-    specs = [*expert_specs(0, 8)[:2], expert_specs(0, 7)[2]]
-    refused(tmp_path, specs, FormatError, "different numbers of experts")
-
-
-def test_shapes_that_do_not_fit(tmp_path: Path) -> None:
-    wrong = TensorSpec("blk.0.ffn_down_exps.weight", "Q4_0", (EXPERTS, HIDDEN, 2 * INTERMEDIATE))
-    refused(tmp_path, [*expert_specs(0)[:2], wrong], FormatError, "shapes do not fit")
+def test_experts_of_different_types(tmp_path: Path) -> None:
+    odd = [TensorSpec(spec.name, "Q8_0", spec.shape) for spec in expert_specs(0, None, ".5")]
+    specs = [spec for e in range(EXPERTS) for spec in (odd if e == 5 else expert_specs(0, None, f".{e}"))]
+    with pytest.raises(FormatError, match=r"expert 5, layer 0: found gate Q8_0 .*expected gate Q4_0"):
+        open_experts(write_file(tmp_path / "m.gguf", [router_spec(0), *specs], 1))

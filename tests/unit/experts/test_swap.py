@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from expert_files import (
     LAYERS,
     check_slot,
     expert_specs,
+    open_experts,
     plain,
     run_step,
     write_file,
@@ -27,10 +29,10 @@ from expert_files import (
 
 from colibri import ops
 from colibri.errors import ArgumentError, ColibriError, FileError, FormatError
+from colibri.experts import overlay
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
 from colibri.experts.swap import expert_path, export_expert, overlay_folder, revert_expert, swap_expert
-from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
 
 Make = Callable[..., Residency]
@@ -71,8 +73,7 @@ def test_taken_up_at_the_next_step_and_reverted(make_residency: Make, store: Exp
 
 
 def test_used_from_the_start(make_residency: Make, store: ExpertStore, tmp_path: Path) -> None:
-    new = read_gguf(replacement(tmp_path / "new.gguf", 3, seed=5))
-    swap_expert(store, 3, new.path)
+    swap_expert(store, 3, replacement(tmp_path / "new.gguf", 3, seed=5))
     residency = make_residency()
     run_step(residency, 0, [[1, 2, 3, 4]])
     assert store.expert(2, 3).gate.file == expert_path(store.path, 3)
@@ -107,7 +108,7 @@ def test_refusals(store: ExpertStore, tmp_path: Path) -> None:
     types = [TensorSpec(s.name, "Q8_0", s.shape) for s in two if s.name.endswith(".1.weight")]
     refused(store, 1, write_file(tmp_path / "types.gguf", types, 1), FormatError, "found gate Q8_0")
     sizes = [TensorSpec(s.name, s.type, (s.shape[0], 2 * s.shape[1])) for s in two if s.name.endswith(".1.weight")]
-    refused(store, 1, write_file(tmp_path / "sizes.gguf", sizes, 1), FormatError, "shapes do not fit")
+    refused(store, 1, write_file(tmp_path / "sizes.gguf", sizes, 1), FormatError, "expected gate")
     missing = [s for s in two if s.name.endswith(".1.weight") and "3.ffn_up" not in s.name]
     refused(store, 1, write_file(tmp_path / "missing.gguf", missing, 1), FormatError, "layer 3 lacks up")
     os.truncate(good, good.stat().st_size - 5000)
@@ -126,7 +127,41 @@ def test_a_bad_file_put_there_by_hand_is_not_used(
     run_step(residency, 0, [[1, 2, 3, 4]])
     check_slot(residency, 0, 1)
     assert "the expert in use stays" in caplog.text
-    assert store.expert(0, 1) == store.base(0, 1)
+    assert not store.replaced_experts
+
+
+def test_taken_back_between_two_looks_is_no_fault(
+    make_residency: Make, store: ExpertStore, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    swap_expert(store, 1, replacement(tmp_path / "new.gguf", 1, seed=5))
+    residency = make_residency()
+    assert store.replaced_experts == (1,)
+    listed = overlay.expert_files
+
+    def late(folder: Path) -> dict[int, Path]:
+        files = listed(folder)
+        revert_expert(store, 1)
+        return files
+
+    swap_expert(store, 1, replacement(tmp_path / "newer.gguf", 1, seed=6))
+    monkeypatch.setattr(overlay, "expert_files", late)
+    residency.refresh()
+    assert not caplog.text
+    residency.refresh()
+    assert not store.replaced_experts
+
+
+def test_what_killed_writers_left_goes(store: ExpertStore, tmp_path: Path) -> None:
+    folder = overlay_folder(store.path)
+    folder.mkdir()
+    old, new = folder / "expert-1.gguf.123.partial", folder / "expert-2.gguf.124.partial"
+    for path, age in ((old, 7200), (new, 60)):
+        path.write_text("half an expert")
+        os.utime(path, (time.time() - age, time.time() - age))
+    swap_expert(store, 1, replacement(tmp_path / "new.gguf", 1, seed=5))
+    assert not old.exists()
+    assert new.exists()
 
 
 def safetensors(path: Path, names: tuple[str, str, str], seed: int) -> dict[tuple[int, str], np.ndarray[Any, Any]]:
@@ -171,7 +206,7 @@ def test_a_thousand_swaps_under_load(make_residency: Make, store: ExpertStore, t
     for path in versions:
         swap_expert(store, 5, path)
         store.replace(5, None)
-        other = ExpertStore(read_gguf(store.path), LAYERS)
+        other = open_experts(store.path)
         other.replace(5, _experts(store, path))
         expected.append([plain(other, layer, 5) for layer in range(LAYERS)])
     done = threading.Event()
