@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from colibri.cli import EXIT_INTERRUPTED
 from colibri.cli.options import FilePath, Size
 from colibri.cli.output import size
+from colibri.cli.progress import counting
 from colibri.conversion.convert import Options, Report, convert
 from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
 from colibri.conversion.mixes import MIXES
@@ -50,8 +48,10 @@ def command(
     if pre_tokenizer not in (None, tokenizer.get(PRE)):
         raise ArgumentError(f"{source}: --pre-tokenizer is for byte-level tokenizers, and none of them is written")
     options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name, force)
+    progress, count = counting(quantize)
     try:
-        report = _with_bar(checkpoint, destination, options)
+        with progress:
+            report = convert(checkpoint, destination, options, count)
     except KeyboardInterrupt:
         _note("interrupted; the same command goes on with what is written")
         return EXIT_INTERRUPTED
@@ -84,19 +84,6 @@ def _importance(path: Path | None) -> ImportanceMatrix | None:
 
 def _note(text: str) -> None:
     click.echo(f"note: {text}", err=True)
-
-
-def _with_bar(checkpoint: Checkpoint, destination: Path, options: Options) -> Report:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(options.quantization, total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return convert(checkpoint, destination, options, show)
 
 
 def _summary(report: Report) -> str:

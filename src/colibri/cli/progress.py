@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from colibri.cli.output import size
 from colibri.engine.generation import Generation
 
 PATIENCE_S = 1.0  # quicker work says nothing
@@ -73,3 +74,23 @@ def prefilling(generation: Generation) -> Progress:
         return (generation.prefilled - generation.cached) / (tokens - generation.cached)
 
     return Progress(lambda: f"prefilling {generation.prefilled} of {tokens} tokens", share)
+
+
+def counting(what: str) -> tuple[Progress, Callable[[int, int], None]]:
+    """A bar for work on bytes, and what that work calls with the bytes done and the bytes in all."""
+    first: list[int] = []  # what an interrupted run had done tells nothing of the speed
+    now = [0, 0]
+
+    def count(done: int, total: int) -> None:
+        now[:] = done, total
+        if not first:
+            first.append(done)
+
+    def share() -> float:
+        return (now[0] - first[0]) / max(1, now[1] - first[0]) if first else 0.0
+
+    def message() -> str:
+        bar = "#" * (20 * now[0] // max(1, now[1]))
+        return f"{what} [{bar:.<20}] {size(now[0])} of {size(now[1])}"
+
+    return Progress(message, share), count

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as Bar
 
 from colibri.cli.options import model_option
 from colibri.cli.output import print_json, size
-from colibri.conversion.verify import Progress, Verification, verify, verify_gguf
+from colibri.cli.progress import counting
+from colibri.conversion.verify import Verification, verify, verify_gguf
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
@@ -34,15 +31,18 @@ def command(model: Path | None, as_json: bool) -> int:
     """Check a model, or a file of one expert: header, shapes, blocks, checksums, tokenizer. Exit status 1: damaged."""
     path = model_path(model)
     expert = find_single_expert(path)
+    progress, count = counting("reading")
     faults: list[str] = []
     doubts: list[str] = []
     if expert is not None:
-        result = _read(lambda show: verify_gguf(expert.file, show))
+        with progress:
+            result = verify_gguf(expert.file, count)
     else:
         checkpoint = open_checkpoint(path)
         model_config(checkpoint)  # raises what the metadata lacks
         faults, doubts = _tokenizer_faults(checkpoint)
-        result = _read(lambda show: verify(checkpoint, show))
+        with progress:
+            result = verify(checkpoint, count)
     if as_json:
         print_json({
             "path": str(path), "tensors_and_experts": result.parts, "bytes": result.nbytes,
@@ -52,19 +52,6 @@ def command(model: Path | None, as_json: bool) -> int:
     else:
         _tell(path, result, faults, doubts)
     return 1 if result.damages or faults else 0
-
-
-def _read(check: Callable[[Progress], Verification]) -> Verification:
-    columns = (
-        TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return check(show)
 
 
 def _tokenizer_faults(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:

@@ -146,8 +146,9 @@ def header_is_whole(header: bytes) -> bool:
     at = _header_checksum_at(header)
     if at is None:
         return False
-    zeroed = header[:at] + bytes(4) + header[at + 4 :]
-    return zlib.crc32(zeroed) == int.from_bytes(header[at : at + 4], "little")
+    view = memoryview(header)
+    found = zlib.crc32(view[at + 4 :], zlib.crc32(bytes(4), zlib.crc32(view[:at])))
+    return found == int.from_bytes(header[at : at + 4], "little")
 
 
 def _header_checksum_at(header: bytes | bytearray) -> int | None:

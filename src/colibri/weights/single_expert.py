@@ -44,8 +44,8 @@ def read_single_expert(path: Path) -> SingleExpert:
 
 
 def find_single_expert(path: Path) -> SingleExpert | None:
-    """The expert in a file that says that it holds one; None for models and what is no GGUF file."""
-    if not path.is_file() or path.suffix != ".gguf" or read_gguf(path).metadata.get("general.type") != GENERAL_TYPE:
+    """The expert in a GGUF file that says that it holds one; None for other files and for directories."""
+    if not path.is_file() or read_gguf(path).metadata.get("general.type") != GENERAL_TYPE:
         return None
     return read_single_expert(path)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from colibri.cli import progress
-from colibri.cli.progress import Progress
+from colibri.cli.progress import Progress, counting
 
 
 def lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shown: Progress) -> list[str]:
@@ -30,3 +30,19 @@ def test_an_estimate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
 def test_nothing_to_estimate_from(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"loading  \d\.\d s", lines(monkeypatch, capfd, Progress(lambda: "loading"))[0])
     assert re.fullmatch(r"begun  \d\.\d s", lines(monkeypatch, capfd, Progress(lambda: "begun", lambda: 0.0))[0])
+
+
+def test_bytes_of_an_interrupted_run_are_no_sign_of_speed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress, count = counting("q4_k_m")
+    count(5_000_000_000, 10_000_000_000)
+    count(5_050_000_000, 10_000_000_000)
+    (first, *_) = lines(monkeypatch, capfd, progress)
+    match = re.fullmatch(r"q4_k_m \[#{10}\.{10}\] 5\.05 GB of 10 GB  (\d\.\d) s, about (\d+) s left", first)
+    assert match
+    assert int(match[2]) >= 95 * float(match[1])
+
+
+def test_nothing_was_done_yet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert lines(monkeypatch, capfd, counting("reading")[0])[0].startswith("reading [....................] 0 B of 0 B")
