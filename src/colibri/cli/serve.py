@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @click.option("--api-key", help="Clients must send it as a bearer token.  [env var: COLIBRI_API_KEY]")
 @click.option("--open-to-all", is_flag=True, help="Allow other machines in without an API key.")
 @click.option("--allowed-host", multiple=True, help="Host name under which browsers may reach the service.")
-@click.option("--sequences", type=click.IntRange(1, 1024), default=8, show_default=True, help="Whole contexts that the cache holds; requests take room as they grow.")
+@click.option("--sequences", type=click.IntRange(1, 1024), default=8, show_default=True,
+              help="Whole contexts that the cache holds; requests take room as they grow.")  # fmt: skip
 @click.option("--chunk", type=click.IntRange(1, 1 << 16), default=256, show_default=True,
               help="Tokens of a prompt computed in one step: what a long prompt may delay the others by.")  # fmt: skip
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait.")
