@@ -4,14 +4,17 @@
 
 Reading ahead is on and off in turn. Rates are compared with sequential O_DIRECT reads before and after each part,
 because virtual disks drift. The page cache is not used (`assume_uncached`), as it is when a model exceeds memory.
+With --disk GB/s the reads are held to the rate of a device that serves one after the other, slower than the one here.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from out_of_core import sequential
@@ -32,14 +35,32 @@ class Decided:
         """Nothing to learn."""
 
 
-def part(model: Model, tokens: Iterator[Token], count: int, path: Path) -> tuple[float, float, float]:
+class Device:
+    """A positioned read that takes as long as on a device of so many bytes a second with one queue."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def __call__(self, descriptor: int, view: memoryview, offset: int) -> int:
+        with self._lock:
+            self._free = end = max(time.perf_counter(), self._free) + len(view) / self._rate
+        count = os.preadv(descriptor, [view], offset)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return count
+
+
+def part(
+    model: Model, tokens: Iterator[Token], count: int, disk_rate: Callable[[], float]
+) -> tuple[float, float, float]:
     """Decode `count` tokens; tokens/s and the reading rate as a part of the disk's, MB a token."""
-    before, disk = model.experts.counters.as_dict(), [sequential(path)]
+    before, disk = model.experts.counters.as_dict(), [disk_rate()]
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         next(tokens)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    disk.append(sequential(path))
+    disk.append(disk_rate())
     after = model.experts.counters.as_dict()
     did = {name: after[name] - before[name] for name in after}
     rate = did["bytes_read"] / seconds / 1e9
@@ -61,11 +82,18 @@ def main() -> None:
     parser.add_argument("--ram", type=float, required=True, help="GiB")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--disk", type=float, help="GB/s to hold the reads to")
     options = parser.parse_args()
+
+    def disk_rate() -> float:
+        return options.disk or sequential(options.model)
+
     trial = Decided()
     total = WARM_UP + 2 * options.rounds * options.tokens
     with colibri.load(options.model, ram=int(options.ram * (1 << 30)), context=total + 8) as model:
         model.experts.reader.assume_uncached = True
+        if options.disk:
+            model.experts.reader._read = Device(1e9 * options.disk)
         model.experts._trial = trial  # type: ignore[assignment]
         start = time.perf_counter()
         params = SamplingParams(max_tokens=total, temperature=0.8, seed=1, ignore_eos=True)
@@ -78,7 +106,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for ahead in (True, False):
                 trial.reading_ahead = ahead
-                results[ahead].append(part(model, tokens, options.tokens, options.model))
+                results[ahead].append(part(model, tokens, options.tokens, disk_rate))
         for ahead, rows in results.items():
             rate, share, read = (statistics.median(column) for column in zip(*rows, strict=True))
             figures = f"{rate:.2f} tok/s, {share:.0%} of the disk's rate, {read:.0f} MB/token"

@@ -14,6 +14,7 @@ from checkpoint_files import HIDDEN, WIDTH, model_metadata, model_tensors, write
 from colibri.config import SamplingParams
 from colibri.engine import loading
 from colibri.engine.model import Model
+from colibri.experts import residency
 from colibri.experts.machine import MachineMemory
 from colibri.experts.stats import NO_EXPERT
 from colibri.experts.swap import export_expert
@@ -39,6 +40,12 @@ class Always:
 
     def step(self, seconds: float) -> None:
         """Nothing to learn."""
+
+
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads ahead with few slots, too, which does not pay but has to be right."""
+    monkeypatch.setattr(residency, "LEAST_SLOTS", 1)
 
 
 def tokens(model: Model, prompt: list[int]) -> list[tuple[int, float]]:

@@ -15,6 +15,7 @@ from colibri.experts.slots import Slot, SlotPool
 from colibri.experts.store import ExpertStore, Layout
 from colibri.weights.file_reader import FileReader
 
+SOON = -1.0  # what the policy says of an expert that the next layer is sure to need
 Biases = dict[int, list[tuple[ops.Tensor, ...]]]
 
 
@@ -36,6 +37,7 @@ class Occupancy:
         self.layer_leases: list[list[None]] = [[] for _ in range(store.layers)]  # append and pop need no lock
         self.bounded = limits is not None
         self.evicted = 0
+        self.expected: list[int] = []  # what the next layer will probably need, here or not
         self.read_ahead: set[int] = set()  # not to be given up for another one read ahead
         self._store = store
         self._experts = store.experts
@@ -47,6 +49,11 @@ class Occupancy:
             layout: np.isin(of_keys, [layer for layer in store.moe_layers() if store.layouts[layer] == layout])
             for layout in self.pools
         }  # (keys,) which experts may use a pool
+
+    @property
+    def least_slots(self) -> int:
+        """Slots of the layout that may have the fewest."""
+        return min(pool.limit for pool in self.pools.values())
 
     def pool_of(self, key: int) -> SlotPool:
         """Where an expert's slot comes from."""
@@ -124,6 +131,8 @@ class Occupancy:
         present = np.frombuffer(self.present, np.bool_)
         worth = self._policy.values()
         values = np.where(present & self._of_pool[pool.layout], worth, np.inf)
+        if self.expected:
+            values[self.expected] = np.maximum(values[self.expected], SOON)
         _spare(values, self.leases)
         if than is not None:
             _spare(values, self.read_ahead)

@@ -16,7 +16,7 @@ from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
 from colibri.experts.policy import MOST_SEQUENCES, NextUse, Uses
-from colibri.experts.prefetch import Ahead, Trial
+from colibri.experts.prefetch import LEAST_SLOTS, Ahead, Trial
 from colibri.experts.reading import ExpertReader, staging_bytes
 from colibri.experts.stats import ResidencyCounters, RoutingStats
 from colibri.experts.store import ExpertStore, Layout
@@ -109,6 +109,8 @@ class Residency:
             held = [key for key in chosen if present[key]] if missing else chosen
             self._here.lease(held)
             self._ahead.needed(chosen)
+            if self._here.expected and self._here.expected[0] in self._layer_keys[layer]:
+                self._here.expected = []
             self._policy.touch(layer, chosen, uses, rows)
             self._counters.hits += len(held)
             self._counters.misses += len(missing)
@@ -175,17 +177,22 @@ class Residency:
     # ---- what is expected ----------------------------------------------------------------------------------------
 
     def reads_ahead(self, rows: int) -> bool:
-        """Whether a step of so many rows should predict the experts of the next layer; a prompt needs most anyway."""
-        return self._here.bounded and rows <= MOST_SEQUENCES and self._trial.reading_ahead
+        """Whether a step of so many rows should predict the experts of the next layer.
+
+        A prompt needs most anyway, and of few slots those for what comes later are missed more than it helps.
+        """
+        here = self._here
+        return here.bounded and rows <= MOST_SEQUENCES and self._trial.reading_ahead and here.least_slots >= LEAST_SLOTS
 
     def prefetch(self, layer: int, experts: Iterable[int]) -> None:
         """Read experts that `layer` will probably need, when the disk has nothing else to do.
 
         Likeliest first. Few at once, and never in place of an expert in use or one that is worth more.
         """
-        base = layer * self._experts
+        keys = [self._layer_keys[layer][expert] for expert in experts]
         with self._lock:
-            for key in (base + expert for expert in experts):
+            self._here.expected = keys
+            for key in keys:
                 if self._here.present[key] or key in self._loading:
                     continue
                 if not self._ahead.may_begin(self._counters.misses):

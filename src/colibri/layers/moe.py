@@ -34,10 +34,10 @@ class MixtureOfExperts:
         if self._shared is not None:
             self._shared.weigh(rows)
         look_ahead = self.look_ahead if self._experts.reads_ahead(rows.count) else None
-        if look_ahead is not None:
-            look_ahead(rows, sure=True)  # to be read while this layer's experts are computed
         chosen = rows.chosen[self._layer]
-        for table, only in self._experts.handles(self._layer, chosen):
+        for part, (table, only) in enumerate(self._experts.handles(self._layer, chosen)):
+            if look_ahead is not None and part == 0:  # this layer's experts are kept or on their way now
+                look_ahead(rows, sure=True)
             ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
         if self._shared is not None:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, faulty_reader, ids_of, run_step
 
-from colibri.experts.prefetch import KEPT_STEPS, MOST_OUTSTANDING, TRIAL_PERIODS, TRIAL_STEPS, WASTE_START, Trial
+from colibri.experts.policy import MOST_SEQUENCES
+from colibri.experts.prefetch import (
+    KEPT_STEPS,
+    LEAST_SLOTS,
+    MOST_OUTSTANDING,
+    TRIAL_PERIODS,
+    TRIAL_STEPS,
+    WASTE_START,
+    Trial,
+)
 from colibri.experts.residency import Residency
 
 Make = Callable[..., Residency]
@@ -64,6 +73,26 @@ def test_leased_and_more_valuable_experts_stay(make_residency: Make) -> None:
     assert residency.resident_ids(0) == [0, 1, 2, 3]
 
 
+def test_what_is_expected_and_here_stays(make_residency: Make) -> None:
+    residency = make_residency(CHOSEN)
+    for _ in range(5):
+        run_step(residency, 0, [[0, 1, 2, 3]])
+    run_step(residency, 2, [[1, 5, 6, 7]])
+    residency.prefetch(2, [1])
+    run_step(residency, 0, [[4, 5, 6]])
+    assert residency.resident_ids(2) == [1]
+    run_step(residency, 2, [[1, 5, 6, 7]])
+    run_step(residency, 0, [[4, 5, 6]])
+    assert residency.resident_ids(2) == [7]  # the first of equals goes: nothing is expected any more
+
+
+def test_few_slots_are_not_for_what_comes_later(make_residency: Make) -> None:
+    assert make_residency(LEAST_SLOTS).reads_ahead(1)
+    assert not make_residency(LEAST_SLOTS).reads_ahead(MOST_SEQUENCES + 1)
+    assert not make_residency(LEAST_SLOTS - 1).reads_ahead(1)
+    assert not make_residency().reads_ahead(1)  # all fit
+
+
 def test_a_failed_read_ahead_harms_nobody(make_residency: Make) -> None:
     bad = True
 
@@ -105,8 +134,8 @@ def times(trial: Trial, with_it: float, without: float, steps: int) -> list[bool
     return modes
 
 
-@pytest.mark.parametrize(("with_it", "without", "kept"), [(1.0, 1.1, True), (1.1, 1.0, False)])
-def test_what_is_faster_is_kept(with_it: float, without: float, kept: bool) -> None:
+@pytest.mark.parametrize(("with_it", "without", "kept"), [(1.0, 1.1, True), (1.0, 1.02, False), (1.1, 1.0, False)])
+def test_what_is_clearly_faster_is_kept(with_it: float, without: float, kept: bool) -> None:
     trial = Trial()
     first = times(trial, with_it, without, TRIAL_STEPS * TRIAL_PERIODS)
     assert sum(first) == len(first) / 2
