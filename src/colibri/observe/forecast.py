@@ -13,7 +13,6 @@ from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
 
 MEMORY_EFFICIENCY = 0.8  # of the measured memory rate that a decode step reaches
-SERIAL_SHARE = 0.65  # of the shorter of reading and computing that does not overlap with the longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,14 @@ class Forecast:
 
 
 def forecast(plan: Plan, weight_bytes: float, memory_rate: float, reading_rate: float, hit_rate: float) -> Forecast:
-    """Tokens a second for decoding one sequence; rates in bytes a second, weight_bytes read from memory a token."""
+    """Tokens a second for decoding one sequence; rates in bytes a second, weight_bytes read from memory a token.
+
+    The times add up: what is computed while experts are read makes up for what each layer's wait costs beside.
+    """
     disk_bytes = 0.0 if plan.fits else (1.0 - hit_rate) * plan.token_bytes
     computing = weight_bytes / (memory_rate * MEMORY_EFFICIENCY)
     reading = disk_bytes / reading_rate
-    seconds = max(computing, reading) + SERIAL_SHARE * min(computing, reading)
-    return Forecast(hit_rate, disk_bytes, 1.0 / seconds, "disk" if reading > computing else "memory")
+    return Forecast(hit_rate, disk_bytes, 1.0 / (computing + reading), "disk" if reading > computing else "memory")
 
 
 def measure_reading(store: ExpertStore, misses: int, seconds: float = 0.5, *, cached: bool = True) -> float:
