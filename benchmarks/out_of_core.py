@@ -144,6 +144,7 @@ def measure(options: argparse.Namespace) -> Rounds:
         stream = ["--stream", str(options.peer_tokens or options.tokens)]
         commands.append((str(variant), [*variant.command(options.model, options.threads), *prompt, *stream]))
     rounds: Rounds = {}
+    forget(options.model)
     print(f"colibri plan expects {expected(options):.2f} tokens/s", flush=True)
     with limited(gib(options.ram + options.squeeze)) as group, locked(gib(options.squeeze), group):
         for _ in range(options.rounds):

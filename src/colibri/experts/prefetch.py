@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 MOST_OUTSTANDING = 4  # reads ahead that are queued or under way
-LEAST_SLOTS = 32 * MOST_OUTSTANDING  # of a layout, so that those under way are a small part
+LEAST_SLOTS = 16 * MOST_OUTSTANDING  # of a layout, so that those under way are a small part
 WASTE_SHARE = 0.1  # experts read ahead in vain, of those read on demand
 WASTE_START = 8  # in vain before the share counts, so that it can begin at all
 TRIAL_STEPS = 8  # steps of one period of a trial, ...

@@ -87,7 +87,7 @@ def test_what_is_expected_and_here_stays(make_residency: Make) -> None:
 
 
 def test_few_slots_are_not_for_what_comes_later(make_residency: Make) -> None:
-    assert make_residency(LEAST_SLOTS).reads_ahead(1)
+    assert make_residency(LEAST_SLOTS).reads_ahead(MOST_SEQUENCES)
     assert not make_residency(LEAST_SLOTS).reads_ahead(MOST_SEQUENCES + 1)
     assert not make_residency(LEAST_SLOTS - 1).reads_ahead(1)
     assert not make_residency().reads_ahead(1)  # all fit
