@@ -19,6 +19,7 @@ from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.safetensors import INDEX_NAME, SafeTensor, read_directory, read_indexed
 
 MAX_PICKLE_BYTES: Final = 24 << 20  # the structure of a shard with 100,000 tensors takes 20 MB
+MAX_DIRECTORY_BYTES: Final = 8 << 20  # that of 100,000 storages takes 7 MB
 MAX_NAME: Final = 1024
 MAX_STEP: Final = 16  # values from one to the next, in the direction in which they are closest
 BIN_INDEX_NAME: Final = "pytorch_model.bin.index.json"
@@ -71,8 +72,10 @@ def _load(path: Path, known: Globals) -> tuple[Any, Mapping[str, int]]:
         try:
             if read_exactly(path, descriptor, min(size, len(_OLD_MAGIC)), 0) == _OLD_MAGIC:
                 return _load_old(path, descriptor, size, known)
-            with zipfile.ZipFile(path) as archive:
-                return _load_zip(path, size, archive, known)
+            with path.open("rb") as file:
+                _check_directory(file)
+                with zipfile.ZipFile(file) as archive:
+                    return _load_zip(path, size, archive, known)
         except (ColibriError, OSError):
             raise
         except Exception as error:  # a damaged archive or pickle fails in many ways
@@ -81,6 +84,13 @@ def _load(path: Path, known: Globals) -> tuple[Any, Mapping[str, int]]:
 
 
 # ---- zip files ----
+
+
+def _check_directory(file: IO[bytes]) -> None:
+    """The library makes objects of all entries before it can be asked how many there are."""
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end and end[zipfile._ECD_SIZE] > MAX_DIRECTORY_BYTES:  # type: ignore[attr-defined]
+        raise ValueError(f"a directory of {end[zipfile._ECD_SIZE]} bytes")  # type: ignore[attr-defined]
 
 
 def _load_zip(path: Path, size: int, archive: zipfile.ZipFile, known: Globals) -> tuple[Any, dict[str, int]]:

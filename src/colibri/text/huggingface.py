@@ -16,7 +16,7 @@ from colibri.text.special_tokens import SpecialIds
 from colibri.weights.json_file import read_object
 
 MAX_TOKENS: Final = 1 << 22  # ten times any known vocabulary; bounds the memory that one large id asks for
-MAX_BYTES: Final = 256 << 20  # of tokenizer.json; those of 260,000 tokens have 33 MB
+MAX_BYTES: Final = 64 << 20  # of tokenizer.json; those of 260,000 tokens have 33 MB
 
 Note = Callable[[str], None]
 

@@ -7,6 +7,8 @@ import collections
 import itertools
 import os
 import pickle
+import struct
+import time
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -203,6 +205,17 @@ def test_names_that_appear_twice(tmp_path: Path) -> None:
         archive.writestr("archive/data/0", bytes(8))
     with pytest.raises(FormatError, match="two entries have the same name"):
         read_file(tmp_path / "b.bin")
+
+
+def test_a_directory_of_a_million_entries(tmp_path: Path) -> None:
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0)
+    entries = b"".join(entry + b"%06x" % number for number in range(1_000_000))
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, len(entries), 0, 0)
+    (tmp_path / "a.bin").write_bytes(entries + end)
+    started = time.process_time()
+    with pytest.raises(FormatError, match="a directory of 52000000 bytes"):
+        read_file(tmp_path / "a.bin")
+    assert time.process_time() - started < 1
 
 
 def test_other_files(tmp_path: Path) -> None:

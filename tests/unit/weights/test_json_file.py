@@ -15,6 +15,15 @@ def test_a_very_long_number_is_refused_without_advice_to_programmers() -> None:
         parse_object(b'{"a": ' + b"9" * 10_000 + b"}", "config")
 
 
+@pytest.mark.parametrize("part", [b"[],", b"{},", b'"ab",', b"1,"])
+def test_many_small_values_are_refused_before_they_are_made(part: bytes) -> None:
+    data = b'{"a": [' + part * (4 << 20) + b"1]}"
+    started = time.process_time()
+    with pytest.raises(FormatError, match="config: holds more than"):
+        parse_object(data, "config")
+    assert time.process_time() - started < 0.5
+
+
 def test_a_double_name_is_found_quickly() -> None:
     names = ", ".join(f'"n{number}": 1' for number in range(100_000))
     started = time.process_time()
