@@ -10,7 +10,7 @@ from typing import Any, Final
 from colibri.errors import FormatError
 from colibri.weights.file_reader import opened, read_exactly
 
-MAX_PARTS: Final = 3 << 20  # brackets, colons and commas; a tokenizer of 260,000 tokens and 510,000 merges has 2 million
+MAX_PARTS: Final = 3 << 20  # brackets, colons and commas; a tokenizer of 260,000 tokens, 510,000 merges has 2 million
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
