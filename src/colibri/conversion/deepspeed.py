@@ -15,7 +15,7 @@ from typing import Any, Final
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.torch_file import read_file, read_state
 from colibri.errors import FormatError, UnsupportedError
-from colibri.weights.checkpoint import Checkpoint, check
+from colibri.weights.checkpoint import MAX_LAYERS, Checkpoint, check
 from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import SafeTensor, supported
 from colibri.weights.tensor_info import TensorInfo
@@ -71,7 +71,7 @@ def open_deepspeed(folder: Path, name: str) -> Checkpoint:
             f"{folder}: {strange[0]} belongs to a model split over ranks; merge tensor and pipeline parallel parts"
         )
     found, options = read_state(folder / DENSE)
-    args = Metadata(folder / DENSE, {name: value for name, value in options.items() if value is not None})
+    args = Metadata(folder / DENSE, {name: _plain(value) for name, value in options.items() if value is not None})
     metadata = _metadata(args, name)
     tensors: dict[str, TensorInfo] = {}
     for tensor in found.values():
@@ -88,6 +88,12 @@ def open_deepspeed(folder: Path, name: str) -> Checkpoint:
 
 
 # ---- the trainer's options -> metadata ----
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts and lists of them; of anything else only the kind, as it may be large and refer to itself."""
+    values = value if isinstance(value, list) and len(value) <= MAX_LAYERS else [value]
+    return value if all(isinstance(one, str | int | float) for one in values) else f"a {type(value).__name__}"
 
 
 def _metadata(args: Metadata, name: str) -> Metadata:

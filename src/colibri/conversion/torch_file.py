@@ -18,7 +18,7 @@ from colibri.errors import ColibriError, FileError, FormatError, UnsupportedErro
 from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.safetensors import INDEX_NAME, SafeTensor, read_directory, read_indexed
 
-MAX_PICKLE_BYTES: Final = 24 << 20  # the structure of a shard with 100,000 tensors takes 20 MB
+MAX_PICKLE_BYTES: Final = 8 << 20  # the structure of a file with 40,000 tensors
 MAX_DIRECTORY_BYTES: Final = 8 << 20  # that of 100,000 storages takes 7 MB
 MAX_NAME: Final = 1024
 MAX_STEP: Final = 16  # values from one to the next, in the direction in which they are closest

@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar, Final, NamedTuple
 
 from colibri.errors import FormatError, UnsupportedError
 
+MAX_READS: Final = 2 << 20  # a tensor takes about 50
 _STORAGES: Final = {
     "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
     "LongStorage": ("I64", 8), "IntStorage": ("I32", 4), "ShortStorage": ("I16", 2), "CharStorage": ("I8", 1),
@@ -77,6 +78,20 @@ class _StandIn:
     __setstate__ = __setitem__ = append = extend = ignore
 
 
+class _Counted:
+    """A stream that ends when it was read too often: every operation of a pickle takes one read or more."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._read, self.readline, self._left = stream.read, stream.readline, MAX_READS
+
+    def read(self, count: int) -> bytes:
+        """As of a file."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {MAX_READS} reads")
+        return self._read(count)
+
+
 class Unpickler(pickle._Unpickler):
     """Python's own unpickler in Python: that in C makes room for a memo of four billion objects when it is told to.
 
@@ -119,7 +134,7 @@ class Unpickler(pickle._Unpickler):
     dispatch[pickle.BUILD[0]] = load_build
 
     def __init__(self, path: Path, stream: IO[bytes], known: Globals) -> None:
-        super().__init__(stream)
+        super().__init__(_Counted(stream))
         self._path, self._known = path, known
         self.storages: dict[str, Storage] = {}  # those that the pickle speaks of, by key
 

@@ -171,3 +171,13 @@ def test_tensors_that_are_not_contiguous(tmp_path: Path) -> None:
         convert(source, tmp_path / f"{name}.gguf", Options("f32", name="same"))
     assert source.tensors["blk.0.attn_q.bias"].strides == (24, 2)
     assert (tmp_path / "plain.gguf").read_bytes() == (tmp_path / "strided.gguf").read_bytes()
+
+
+def test_an_option_that_would_take_for_ever_to_show(tmp_path: Path) -> None:
+    """Sixty lists of which each holds the next one twice."""
+    value: list[Any] = [1]
+    for _ in range(60):
+        value = [value, value]
+    for name in ("num_layers", "num_experts", "zero_stage", "squared_relu"):
+        with pytest.raises(ColibriError, match="a list"):
+            open_source(write(tmp_path / name, {name: value}))

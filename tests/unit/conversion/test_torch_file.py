@@ -174,6 +174,15 @@ def test_damaged_pickles_are_typed_errors(tmp_path: Path, data: bytes) -> None:
         read_file(tmp_path / "a.bin")
 
 
+@pytest.mark.parametrize("opcode", [b"]", b"}", b"(", b")\x85", b"N0", b"]\x94"])
+def test_a_program_of_millions_of_steps_is_stopped(tmp_path: Path, opcode: bytes) -> None:
+    write_zip(tmp_path / "a.bin", b"\x80\x02" + opcode * ((7 << 20) // len(opcode)) + b".", [])
+    started = time.process_time()
+    with pytest.raises(FormatError, match="reads"):
+        read_file(tmp_path / "a.bin")
+    assert time.process_time() - started < 4  # one is usual
+
+
 def test_a_storage_that_lies_is_refused(tmp_path: Path) -> None:
     storage = Storage(np.zeros(4, np.float32))
     save(tmp_path / "past.bin", {"w": Tensor(storage, (5,))})
