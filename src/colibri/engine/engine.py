@@ -14,7 +14,7 @@ from colibri.cache.prefix import SharedCache
 from colibri.engine.sampler import Chooser, Wish
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
-from colibri.errors import ColibriError, ContextFullError, MemoryBudgetError, NumericalError
+from colibri.errors import ColibriError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
 
@@ -94,18 +94,12 @@ class Engine:
     def advance(self, sequence: Sequence) -> None:
         """Step until this sequence has output or has ended; raises what ended it, if something did."""
         while not sequence.output and sequence.finish_reason is None:
-            before = self.steps
             self.step()
-            if self.steps == before and sequence.finish_reason is None and not sequence.output:
-                raise ContextFullError(
-                    f"the key-value cache is full: {self.cache.free_blocks} of {self.cache.blocks} blocks are free and "
-                    "no sequence is running; close other generations or load with more `sequences`"
-                )
         if sequence.error is not None and not sequence.output:
             raise sequence.error
 
     def infer(self, ids: Sized[int], vocab_size: int) -> NDArray[np.float32]:
-        """Logits of every position, float32 (len(ids), vocab)."""
+        """Logits of every position, float32 (len(ids), vocab). Sequences give up their blocks where it needs them."""
         try:
             result = np.empty((len(ids), vocab_size), np.float32)
         except MemoryError as error:
@@ -115,6 +109,8 @@ class Engine:
             ) from error
         with self._lock:
             self._retire()
+            while self._running and not self.cache.has_room(len(ids)):
+                self._preempt()
             table = self.cache.take(len(ids))
             try:
                 for start in range(0, len(ids), self._chunk):
@@ -172,17 +168,18 @@ class Engine:
             self._waiting.remove(sequence)
 
     def _extend(self) -> None:
-        """Blocks for the tokens of this step; where none is free, the sequence that started last waits once more.
-
-        The oldest can always go on, since the cache holds any one of them.
-        """
+        """Blocks for the tokens of this step. The oldest can always go on, since the cache holds any one of them."""
         for sequence in self._running.copy():
             while sequence.lease is not None and not self.cache.extend(sequence.lease, len(sequence.ids)):
-                last = self._running.pop()
-                self._give_back(last)
-                last.preempt()
-                self._waiting.insert(0, last)
-                self.preemptions += 1
+                self._preempt()
+
+    def _preempt(self) -> None:
+        """The sequence that started last gives up its place and waits for one before all others."""
+        last = self._running.pop()
+        self._give_back(last)
+        last.preempt()
+        self._waiting.insert(0, last)
+        self.preemptions += 1
 
     def _give_back(self, sequence: Sequence) -> None:
         if sequence.lease is not None:
