@@ -212,22 +212,22 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
                             const struct path *path) {                                                             \
         struct panel panels[VEC_TILES];                                                                            \
         const size_t next = tile_stride(T_##NAME, k);                                                              \
-        const int blocks = k / values, step = PANEL / values, bytes = step * STRIDE_##NAME;                        \
+        const int blocks = k / values, step = PANEL / values, bytes = step * TILE_##NAME;                          \
         for (int b = 0; b < blocks; b += step) {                                                                   \
             const int count = blocks - b < step ? blocks - b : step;                                               \
-            const uint8_t *block = tile + (size_t)b * STRIDE_##NAME;                                               \
-            const uint8_t *coming = b + step < blocks ? block + bytes : tile + (size_t)tiles * next;               \
+            const uint8_t *part = tile + (size_t)b * TILE_##NAME;                                                  \
+            const uint8_t *coming = b + step < blocks ? part + bytes : tile + (size_t)tiles * next;               \
             if (n <= MAX_PACKED) {                                                                                 \
-                ask_ahead(block, bytes, path);                                                                     \
-                scales_##name(panels, tile, blocks, b, count);                                                     \
-                dot##_bytes_##name[n](sums, panels, block, x, b, count);                                           \
+                ask_ahead(part, bytes, path);                                                                      \
+                scales_##name(panels, part, count);                                                                \
+                dot##_bytes_##name[n](sums, panels, part, x, b, count);                                            \
             } else if (tiles == VEC_TILES) {                                                                       \
-                for (int r = 0; r < tiles; r++) expand_##name(&panels[r], tile + r * next, blocks, b, count);      \
+                for (int r = 0; r < tiles; r++) expand_##name(&panels[r], part + r * next, count);                 \
                 all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count,      \
                             coming, next, tiles, bytes);                                                           \
             } else {                                                                                               \
-                scales_##name(panels, tile, blocks, b, count);                                                     \
-                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, block, x, n, b, count, coming, next, 1, bytes); \
+                scales_##name(panels, part, count);                                                                \
+                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, part, x, n, b, count, coming, next, 1, bytes); \
             }                                                                                                      \
         }                                                                                                          \
     }

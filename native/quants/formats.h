@@ -22,15 +22,15 @@
 /* X(NAME, name, bytes a value) */
 #define FLOAT_FORMATS(X) X(F32, f32, 4) X(F16, f16, 2) X(BF16, bf16, 2)
 
-/* Blocks [first, first + count) -> panel; count * values is at most PANEL. */
+/* A part of `count` blocks -> panel. */
 #define X(NAME, name, dot, values, ...)                                                                     \
-    VEC void expand_##name(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {        \
+    VEC void expand_##name(struct panel *p, const uint8_t *part, int count) {                               \
         for (int b = 0; b < (values == PANEL ? 1 : count); b++)                                             \
             VEC_UNROLL for (int i = 0; i < values / 32; i++)                                                \
                 VEC_UNROLL for (int g = 8 * i; g < 8 * i + 8; g++)                                          \
                     vb_store(p->bytes[b * (values / 4) + g],                                                \
-                             bytes_##name(tile + (size_t)(first + b) * STRIDE_##NAME, g));                  \
-        scales_##name(p, tile, blocks, first, count);                                                       \
+                             bytes_##name(part + b * STRIDE_##NAME, g));                                    \
+        scales_##name(p, part, count);                                                                      \
     }
 INTEGER_FORMATS(X)
 #undef X
@@ -40,7 +40,8 @@ typedef const float *floats_function(float *out, const uint8_t *tile, int k, int
 #define X(NAME, name, dot, values, values_a_scale, offset, has_mins)                                           \
     VEC const float *floats_##name(float *out, const uint8_t *tile, int k, int first, int count) {             \
         struct panel panel;                                                                                    \
-        expand_##name(&panel, tile, k / values, first / values, count / values);                               \
+        (void)k;                                                                                               \
+        expand_##name(&panel, tile + (size_t)(first / values) * TILE_##NAME, count / values);                  \
         panel_floats(out, &panel, count, values_a_scale, offset, has_mins);                                    \
         return out;                                                                                            \
     }

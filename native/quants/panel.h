@@ -2,7 +2,9 @@
  * It stays in the first cache, so unpacking is paid once for all columns of x. A format NAME is its layout:
  *   tile_NAME    block b of 16 plain rows -> its place in the tile
  *   bytes_NAME   16 rows x 4 values of a block, unpacked, as the dot products want them
- *   scales_NAME  the scales and minima of blocks [first, first + count), into a panel */
+ *   scales_NAME  the scales and minima of a part, into a panel
+ * A part is what a panel is made from: PANEL values of k, or fewer at the end. Of the formats with blocks of 32 values, a
+ * part is the bytes of its blocks and behind them their scales, so that memory is read from end to end. */
 #ifndef COLIBRI_QUANTS_PANEL_H
 #define COLIBRI_QUANTS_PANEL_H
 #include "kernels.h"
@@ -17,6 +19,22 @@ struct panel {
     int32_t mins[4][16];                       /* pairs of int16: those of k / 32 = (0, 2), (1, 3), (4, 6), (5, 7) */
     float min_scale[16];
 };
+
+/* Bytes of 16 rows of one block in a tile. */
+#define X(name, code, values, bytes, activation, tile) TILE_##name = tile,
+enum {
+#include "quants/quants.def"
+};
+#undef X
+
+/* Block b of a format with blocks of 32 values, whose bytes of 16 rows are `bytes`: where these and its scales go. */
+struct place { uint8_t *bytes, *scales; };
+VEC struct place place_of(uint8_t *tile, int b, int blocks, size_t bytes, size_t scales) {
+    const int in_part = b % (PANEL / 32), first = b - in_part;
+    const int count = blocks - first < PANEL / 32 ? blocks - first : PANEL / 32;
+    uint8_t *part = tile + (size_t)first * (bytes + scales);
+    return (struct place){part + (size_t)in_part * bytes, part + (size_t)count * bytes + (size_t)in_part * scales};
+}
 
 /* One block of each of 16 plain rows, `stride` bytes apart. */
 struct rows { const uint8_t *first; size_t stride; };

@@ -1,7 +1,7 @@
 /* Q4_K. Plain, 256 values: f16 d, f16 dmin, 12 bytes with eight 6-bit scales and minima, 128 bytes of nibbles: of each 32
  * bytes the low nibbles are 32 values, the high nibbles the next 32.
  * Tile, a block: nibbles [32][row][4], packed scales [3][row][4], d [row], dmin [row]. */
-enum { STRIDE_Q4_K = 16 * 144 };
+enum { STRIDE_Q4_K = TILE_Q4_K };
 
 /* The scales, minima and their factors, of Q4_K and Q5_K. */
 VEC void tile_k_scales(uint8_t *out, struct rows rows) {
@@ -37,7 +37,7 @@ VEC vb bytes_q4_k(const uint8_t *block, int g) {
     return g & 8 ? vb_high4(packed) : vb_and(packed, vb_set1(15));
 }
 
-VEC void scales_q4_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
-    (void)blocks, (void)count;
-    k_scales(p, tile + (size_t)first * STRIDE_Q4_K + 2048, VB_HIGH4_UNIT);
+VEC void scales_q4_k(struct panel *p, const uint8_t *part, int count) {
+    (void)count;
+    k_scales(p, part + 2048, VB_HIGH4_UNIT);
 }

@@ -1,6 +1,6 @@
 /* Q5_K. Plain, 256 values: as Q4_K, with 32 bytes before the nibbles: bit j of byte l is the fifth bit of value 32 j + l.
  * Tile, a block: nibbles [32][row][4], fifth bits [8][row][4], packed scales [3][row][4], d [row], dmin [row]. */
-enum { STRIDE_Q5_K = 16 * 176 };
+enum { STRIDE_Q5_K = TILE_Q5_K };
 
 VEC void tile_q5_k(uint8_t *tile, struct rows rows, int b, int blocks) {
     (void)blocks, tile += (size_t)b * STRIDE_Q5_K;
@@ -16,7 +16,7 @@ VEC vb bytes_q5_k(const uint8_t *block, int g) {
     return vb_and_or(fifth, vb_set1(16), vb_and(j & 1 ? vb_shr(packed, 4) : packed, vb_set1(15)));
 }
 
-VEC void scales_q5_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
-    (void)blocks, (void)count;
-    k_scales(p, tile + (size_t)first * STRIDE_Q5_K + 2560, 1);
+VEC void scales_q5_k(struct panel *p, const uint8_t *part, int count) {
+    (void)count;
+    k_scales(p, part + 2560, 1);
 }

@@ -2,7 +2,7 @@
  * 64 bytes ql and 32 bytes qh, value 32 q + l has its low bits in nibble q / 2 of ql[32 (q % 2) + l] and its high
  * bits at 2 q of qh[l].
  * Tile, a block: ql [32][row][4], qh [16][row][4], scales [16][row], d [row], 32 bytes of padding. */
-enum { STRIDE_Q6_K = 16 * 212 };
+enum { STRIDE_Q6_K = TILE_Q6_K };
 
 VEC void tile_q6_k(uint8_t *tile, struct rows rows, int b, int blocks) {
     vb scales[4];
@@ -21,9 +21,9 @@ VEC vb bytes_q6_k(const uint8_t *block, int g) {
     return vb_and_or(high, vb_set1(0x30), vb_and(q < 2 ? packed : vb_shr(packed, 4), vb_set1(15)));
 }
 
-VEC void scales_q6_k(struct panel *p, const uint8_t *tile, int blocks, int first, int count) {
-    (void)blocks, (void)count;
-    const uint8_t *scales = tile + (size_t)first * STRIDE_Q6_K + 3072;
+VEC void scales_q6_k(struct panel *p, const uint8_t *part, int count) {
+    (void)count;
+    const uint8_t *scales = part + 3072;
     vf d = scale16(scales + 256);
     for (int j = 0; j < 16; j++) {
         vi scale = vi_from_i8((const int8_t *)scales + 16 * j);
