@@ -8,28 +8,35 @@ enum {
     FLOAT_COLUMNS = 6,                      /* four sums each: 24 of 32 registers */
     PANEL_COLUMNS = VEC_TILES == 2 ? 6 : 8, /* two sums for each tile: 24 of 32 registers */
     MAX_PACKED = VEC_TILES == 2 ? 8 : 2,    /* more columns than that are worth a panel */
-    AHEAD = 6144,                           /* bytes; of 2 to 16 KiB the best */
+    AHEAD = 6144,                           /* bytes; of 3 to 16 KiB the best */
     CHUNK = 128,                            /* columns whose sums are kept; they stay in the second cache between tiles */
 };
 
 #define EACH_COLUMN VEC_UNROLL for (int t = 0; t < T; t++)
 #define EACH_TILE VEC_UNROLL for (int r = 0; r < R; r++)
 
+/* Asks for some bytes that will be read soon: into the first cache and past the second. A processor's own guess comes later
+ * and ends with the page. Not unrolled: a processor waits when it is asked for many lines at once. */
+VEC void ask(const uint8_t *p, int bytes) {
+    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
+}
+
 /* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; R tiles and T columns are
  * constants. The scales are in panels, one a tile; so are the bytes (many columns), or they are unpacked on the way from the
  * only tile (few): `packed` is where block `first` is. */
 typedef void columns_function(float (*sums)[16], const void *panels, const uint8_t *packed, const void *const *x, int first,
-                              int count);
+                              int count, const uint8_t *ahead);
 typedef vb bytes_function(const uint8_t *block, int g);
 VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
 VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, float (*sums)[16], const struct panel *p,
-                     const uint8_t *packed, const void *const *x, int first, int count) {
+                     const uint8_t *packed, const void *const *x, int first, int count, const uint8_t *ahead) {
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first;
     EACH_TILE EACH_COLUMN sum[r][t] = vf_load(sums[r * CHUNK + t]);
     for (int b = 0; b < count; b++) {
+        if (ahead) ask(ahead + (size_t)b * (stride + 32), (int)stride + 32); /* of the scales, at most 32 */
         vi dot[VEC_TILES][MAX_COLUMNS];
         EACH_TILE EACH_COLUMN dot[r][t] = vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
@@ -81,8 +88,8 @@ VEC void take_minima(int R, int T, vf (*sum)[MAX_COLUMNS], const struct panel *p
 }
 
 VEC void columns_q256(int R, int T, bytes_function *bytes, int values_a_scale, float (*sums)[16], const struct panel *p,
-                      const uint8_t *packed, const void *const *x, int first) {
-    const int scales = 256 / values_a_scale;
+                      const uint8_t *packed, const void *const *x, int first, size_t stride, const uint8_t *ahead) {
+    const int scales = 256 / values_a_scale, lines = (int)(stride + 63) / 64;
     const struct q256_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first;
@@ -90,7 +97,11 @@ VEC void columns_q256(int R, int T, bytes_function *bytes, int values_a_scale, f
     if (bytes == bytes_panel)
         VEC_ROLL for (int s = 0; s < scales; s++) one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
     else /* where a group's bits are has to be a constant */
-        VEC_UNROLL for (int s = 0; s < scales; s++) one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+        VEC_UNROLL for (int s = 0; s < scales; s++) {
+            const int line = s * lines / scales;
+            if (ahead) ask(ahead + 64 * line, 64 * ((s + 1) * lines / scales - line));
+            one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+        }
     if (values_a_scale == 32) take_minima(R, T, sum, p, in); /* the formats with minima */
     EACH_TILE EACH_COLUMN
         vf_store(sums[r * CHUNK + t], vf_fma(sum[r][t], vf_set1(in[t]->scale), vf_load(sums[r * CHUNK + t])));
@@ -99,7 +110,7 @@ VEC void columns_q256(int R, int T, bytes_function *bytes, int values_a_scale, f
 /* Four sums a column, by k % 4, because one would wait for itself. `load` takes a value of k of 16 rows, `bytes` a row. */
 typedef vf load_function(const uint8_t *p);
 VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16], const uint8_t *w, const void *const *x,
-                     int first, int count) {
+                     int first, int count, const uint8_t *ahead) {
     const float *in[FLOAT_COLUMNS];
     vf sum[FLOAT_COLUMNS][4];
     EACH_COLUMN {
@@ -107,11 +118,13 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
         VEC_UNROLL for (int i = 0; i < 4; i++) sum[t][i] = vf_zero();
     }
     int k = 0;
-    for (; k + 4 <= count; k += 4)
+    for (; k + 4 <= count; k += 4) {
+        if (ahead) ask(ahead + 16 * bytes * (size_t)k, (int)(64 * bytes));
         VEC_UNROLL for (int i = 0; i < 4; i++) {
             vf value = load(w + 16 * bytes * (size_t)(k + i));
             EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
         }
+    }
     VEC_UNROLL for (int i = 0; i < 3; i++)
         if (k + i < count) {
             vf value = load(w + 16 * bytes * (size_t)(k + i));
@@ -123,14 +136,14 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
     }
 }
 
-#define DOT_q32(R, T, bytes, stride) columns_q32(R, T, bytes, stride, sums, panels, packed, x, first, count)
-#define DOT_q256_32(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 32, sums, panels, packed, x, first)
-#define DOT_q256_16(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 16, sums, panels, packed, x, first)
-#define DOT_f32(R, T, load, bytes) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count)
+#define DOT_q32(R, T, bytes, stride) columns_q32(R, T, bytes, stride, sums, panels, packed, x, first, count, ahead)
+#define DOT_q256_32(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 32, sums, panels, packed, x, first, stride, ahead)
+#define DOT_q256_16(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 16, sums, panels, packed, x, first, stride, ahead)
+#define DOT_f32(R, T, load, bytes) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
 
 #define COLUMNS(dot, R, T, bytes, stride)                                                                          \
     static void dot##_##bytes##_##T(float (*sums)[16], const void *panels, const uint8_t *packed,                  \
-                                    const void *const *x, int first, int count) {                                  \
+                                    const void *const *x, int first, int count, const uint8_t *ahead) {            \
         DOT_##dot(R, T, bytes, stride);                                                                            \
     }
 #define COLUMNS_2(dot, R, bytes, stride) COLUMNS(dot, R, 1, bytes, stride) COLUMNS(dot, R, 2, bytes, stride)
@@ -166,14 +179,12 @@ FLOAT_FORMATS(X)
 /* Where reading goes on after `end`: at `end + jump`. */
 struct path { const uint8_t *end; ptrdiff_t jump; };
 
-/* Few columns: asks for the bytes AHEAD of these (rounded up to steps of `bytes`, so that none is missed at a jump), into
- * the first cache and past the second; a processor's own guess comes later and ends with the page. Not unrolled: a processor
- * waits when it is asked for many lines at once. */
-VEC void ask_ahead(const uint8_t *p, int bytes, const struct path *path) {
+/* What is AHEAD of these bytes (rounded up to steps of `bytes`, so that none is missed at a jump). */
+VEC const uint8_t *ahead_of(const uint8_t *p, int bytes, const struct path *path) {
     p += (AHEAD + bytes - 1) / bytes * bytes;
-    if (p >= path->end) p += path->jump;
-    VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
+    return p < path->end ? p : p + path->jump;
 }
+
 /* Many columns, which would push them out of the first cache: asks for these bytes, into the second. */
 VEC void ask_for(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
@@ -188,7 +199,7 @@ VEC void all_columns(columns_function *const *columns, int widest, float (*sums)
     for (int left = blocks, c = 0; left; left--, coming += part) {
         int size = (n - c + left - 1) / left;
         for (int r = 0; r < tiles; r++) ask_for(coming + r * next, part);
-        columns[size](sums + c, panels, packed, x + c, first, count);
+        columns[size](sums + c, panels, packed, x + c, first, count, NULL);
         c += size;
     }
 }
@@ -218,9 +229,8 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
             const uint8_t *part = tile + (size_t)b * TILE_##NAME;                                                  \
             const uint8_t *coming = b + step < blocks ? part + bytes : tile + (size_t)tiles * next;               \
             if (n <= MAX_PACKED) {                                                                                 \
-                ask_ahead(part, bytes, path);                                                                      \
                 scales_##name(panels, part, count);                                                                \
-                dot##_bytes_##name[n](sums, panels, part, x, b, count);                                            \
+                dot##_bytes_##name[n](sums, panels, part, x, b, count, ahead_of(part, bytes, path));                    \
             } else if (tiles == VEC_TILES) {                                                                       \
                 for (int r = 0; r < tiles; r++) expand_##name(&panels[r], part + r * next, count);                 \
                 all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count,      \
@@ -242,8 +252,7 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
         int count = k - first < PANEL ? k - first : PANEL;
         const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
         if (direct && n <= FLOAT_COLUMNS) {
-            ask_ahead(panel, (int)panel_bytes, path);
-            direct[n](sums, NULL, panel, x, first, count);
+            direct[n](sums, NULL, panel, x, first, count, ahead_of(panel, (int)panel_bytes, path));
         } else {
             floats(buffer, tile, k, first, count);
             all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count,
