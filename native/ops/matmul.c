@@ -23,7 +23,7 @@ VEC void ask(const uint8_t *p, int bytes) {
 
 /* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; R tiles and T columns are
  * constants. The scales are in panels, one a tile; so are the bytes (many columns), or they are unpacked on the way from the
- * only tile (few): `packed` is where block `first` is. */
+ * only tile (few): `packed` is where block `first` is, and `ahead` what is asked for meanwhile (NULL: nothing). */
 typedef void columns_function(float (*sums)[16], const void *panels, const uint8_t *packed, const void *const *x, int first,
                               int count, const uint8_t *ahead);
 typedef vb bytes_function(const uint8_t *block, int g);
@@ -87,8 +87,8 @@ VEC void take_minima(int R, int T, vf (*sum)[MAX_COLUMNS], const struct panel *p
     }
 }
 
-VEC void columns_q256(int R, int T, bytes_function *bytes, int values_a_scale, float (*sums)[16], const struct panel *p,
-                      const uint8_t *packed, const void *const *x, int first, size_t stride, const uint8_t *ahead) {
+VEC void columns_q256(int R, int T, bytes_function *bytes, size_t stride, int values_a_scale, float (*sums)[16],
+                      const struct panel *p, const uint8_t *packed, const void *const *x, int first, const uint8_t *ahead) {
     const int scales = 256 / values_a_scale, lines = (int)(stride + 63) / 64;
     const struct q256_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
@@ -137,8 +137,10 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 }
 
 #define DOT_q32(R, T, bytes, stride) columns_q32(R, T, bytes, stride, sums, panels, packed, x, first, count, ahead)
-#define DOT_q256_32(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 32, sums, panels, packed, x, first, stride, ahead)
-#define DOT_q256_16(R, T, bytes, stride) (void)count, columns_q256(R, T, bytes, 16, sums, panels, packed, x, first, stride, ahead)
+#define DOT_q256_32(R, T, bytes, stride) \
+    (void)count, columns_q256(R, T, bytes, stride, 32, sums, panels, packed, x, first, ahead)
+#define DOT_q256_16(R, T, bytes, stride) \
+    (void)count, columns_q256(R, T, bytes, stride, 16, sums, panels, packed, x, first, ahead)
 #define DOT_f32(R, T, load, bytes) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
 
 #define COLUMNS(dot, R, T, bytes, stride)                                                                          \

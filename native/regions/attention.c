@@ -1,8 +1,8 @@
-/* A step's rows are turned (rope), their keys and values stored, and attention split. Query rows (token, head) that share a sequence and a kv head form strips of up to STRIP rows;
- * a strip against one kv head is a task. With many tasks a thread does the blocks of a task one after the other; with
- * few (decode) every block is a unit of its own and the thread that ends a task's last unit merges them. Both ways do
- * the same arithmetic: parts are always single blocks, merged from the first to the last. Rows that see no others of their
- * step are turned and stored by their own task, others before the first task. */
+/* A step's rows are turned (rope), their keys and values stored, and attention split. Query rows (token, head) that share a
+ * sequence and a kv head form strips of up to STRIP rows; a strip against one kv head is a task. With many tasks a thread does
+ * the blocks of a task one after the other; with few (decode) every block is a unit of its own and the thread that ends a
+ * task's last unit merges them. Both ways do the same arithmetic: parts are always single blocks, merged from the first to the
+ * last. Rows that see no others of their step are turned and stored by their own task, others before the first task. */
 #include "kernels.h"
 #include "pool.h"
 #include "regions.h"
@@ -214,7 +214,8 @@ static void write_rows(const struct job *job, int task, const struct workspace *
     for (int r = 0; r < s->rows; r++) {
         const int64_t row = query_row(job, s, head_of(job, task), r);
         kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r],
-                                  w->sum[r], job->in->sinks ? job->in->sinks + row % job->in->heads : NULL, job->cache->value_dim);
+                                  w->sum[r], job->in->sinks ? job->in->sinks + row % job->in->heads : NULL,
+                                  job->cache->value_dim);
     }
 }
 
