@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -195,6 +196,18 @@ def test_while_the_engine_is_away_requests_are_refused() -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_unavailable"
         server.wait(lambda: server.get("/health").status_code == 200)
+
+
+def test_a_server_that_ends_while_its_engine_starts_again_starts_no_other(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        killed = server.engine_pid()
+        os.kill(killed, signal.SIGKILL)
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        server.wait(lambda: children.read_text().split() not in ([], [str(killed)]))
+        assert server.stop() == 0
+    said = capfd.readouterr().err
+    assert said.count("restarting in") == 1
+    assert "Traceback" not in said
 
 
 # ---- the engine hangs ----------------------------------------------------------------------------------------------

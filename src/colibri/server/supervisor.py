@@ -185,7 +185,7 @@ class Supervisor:
     # ---- what the process says -----------------------------------------------------------------------------------
 
     def _heard(self, engine: _Incarnation, event: protocol.Event | None) -> None:
-        if engine is not self._engine:
+        if engine is not self._engine or self.state == "stopped":
             return
         if event is None:
             self._died(engine)
@@ -244,8 +244,6 @@ class Supervisor:
         self._lose()
         self.stats = None
         self._engine = None
-        if self.state == "stopped":
-            return
         self.failure = engine.failure or f"the engine ended with status {engine.process.returncode}"
         if self.ready is None:  # it never ran: starting again would fail again
             self._set("failed")
