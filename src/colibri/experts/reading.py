@@ -86,7 +86,6 @@ class ExpertReader:
         self._files: dict[Path, ExpertFile] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
-        self.nbytes = self.direct_bytes = 0  # read so far, and the part of it around the page cache
         self.assume_uncached = False  # to measure and test direct reads
 
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, int]]:
@@ -103,9 +102,6 @@ class ExpertReader:
         offset, nbytes = info.offset + first * row_bytes, count * row_bytes
         direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
         ops.tile(tensor, self._fetch(file, self._staging(), offset, nbytes, direct), first, count)
-        with self._lock:
-            self.nbytes += nbytes
-            self.direct_bytes += direct * nbytes
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""
@@ -137,11 +133,8 @@ class ExpertReader:
             first = offset - offset % ALIGNMENT
             skip = offset - first
             length = -(-(skip + nbytes) // ALIGNMENT) * ALIGNMENT
-            try:
-                self._fill(file, file.direct_descriptor, staging[:length], first, skip + nbytes)
-                return staging[skip : skip + nbytes]
-            except _DirectRefusedError as refusal:
-                file.refuse_direct(refusal.error)
+            self._fill(file, file.direct_descriptor, staging[:length], first, skip + nbytes)
+            return staging[skip : skip + nbytes]
         self._fill(file, file.buffered, staging[:nbytes], offset, nbytes)
         return staging[:nbytes]
 
@@ -155,7 +148,9 @@ class ExpertReader:
                 continue
             except OSError as error:
                 if error.errno == errno.EINVAL and descriptor == file.direct_descriptor:
-                    raise _DirectRefusedError(error) from None
+                    file.refuse_direct(error)
+                    descriptor = file.buffered
+                    continue
                 raise FileError(
                     f"{file.path}: reading {needed - done} bytes at offset {offset + done} failed: {error.strerror}; "
                     "check the disk"
@@ -178,10 +173,3 @@ def staging_bytes(store: ExpertStore) -> int:
     parts = [part for layer in store.moe_layers() for part in store.like(layer).parts]
     piece = max(min(part.nbytes, PIECE) + STRIPE * part.row_bytes for part in parts) + 2 * ALIGNMENT
     return piece if piece < HUGE_PAGE // 4 else -(-piece // HUGE_PAGE) * HUGE_PAGE
-
-
-class _DirectRefusedError(Exception):
-    """The filesystem took O_DIRECT at open and refuses it at the read."""
-
-    def __init__(self, error: OSError) -> None:
-        self.error = error
