@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -71,11 +71,7 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.raw(index).decode("utf-8", "surrogateescape")
@@ -84,14 +80,6 @@ class StringArray(Sequence[str]):
         data, bounds = self._data, self._bounds.tolist()
         for start, end in itertools.pairwise(bounds):
             yield data[start + 8 : end].decode("utf-8", "surrogateescape")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"StringArray({len(self)} strings)"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: is not valid JSON: {problem(error)}") from error
+        problem = str(error).split("; use sys.")[0]  # advice to programmers on very long numbers
+        raise FormatError(f"{where}: is not valid JSON: {problem}") from error
     if not isinstance(value, dict):
         raise FormatError(f"{where}: holds a JSON {type(value).__name__}, an object is expected")
     return value
@@ -33,11 +34,6 @@ def read_object(path: Path, limit: int = 16 << 20) -> dict[str, Any]:
             raise FormatError(f"{path}: has {size} bytes, at most {limit} are expected")
         data = read_exactly(path, descriptor, size, 0)
     return parse_object(data, str(path))
-
-
-def problem(error: Exception) -> str:
-    """What is wrong with a JSON text, without the advice to programmers that Python adds for very long numbers."""
-    return str(error).split("; use sys.")[0]
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
