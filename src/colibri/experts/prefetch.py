@@ -11,7 +11,6 @@ WASTE_SHARE = 0.1  # experts read ahead in vain, of those read on demand
 WASTE_START = 8  # in vain before the share counts, so that it can begin at all
 TRIAL_STEPS = 8  # steps of one period of a trial, ...
 TRIAL_PERIODS = 12  # ... which alternates so many times between reading ahead and not
-CLEAR_GAIN = 0.97  # a step with it takes at most so long as one without, or it is off
 KEPT_STEPS = 512  # steps for which a trial's result holds
 
 
@@ -55,7 +54,7 @@ class Ahead:
 
 
 class Trial:
-    """Times steps with and without reading ahead, in turn, and keeps it for a while where it is clearly faster."""
+    """Times steps with and without reading ahead, in turn, and keeps what was faster for a while."""
 
     def __init__(self) -> None:
         self._times: dict[bool, list[float]] = {True: [], False: []}
@@ -78,7 +77,7 @@ class Trial:
             return
         if self._winner is None:
             with_it, without = (statistics.median(self._times[ahead]) for ahead in (True, False))
-            self._winner = with_it < CLEAR_GAIN * without
+            self._winner = with_it < without
             self._left = KEPT_STEPS
         else:
             self._times = {True: [], False: []}

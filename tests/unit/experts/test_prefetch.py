@@ -134,8 +134,8 @@ def times(trial: Trial, with_it: float, without: float, steps: int) -> list[bool
     return modes
 
 
-@pytest.mark.parametrize(("with_it", "without", "kept"), [(1.0, 1.1, True), (1.0, 1.02, False), (1.1, 1.0, False)])
-def test_what_is_clearly_faster_is_kept(with_it: float, without: float, kept: bool) -> None:
+@pytest.mark.parametrize(("with_it", "without", "kept"), [(1.0, 1.1, True), (1.1, 1.0, False)])
+def test_what_is_faster_is_kept(with_it: float, without: float, kept: bool) -> None:
     trial = Trial()
     first = times(trial, with_it, without, TRIAL_STEPS * TRIAL_PERIODS)
     assert sum(first) == len(first) / 2
