@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from colibri import ops
+from colibri.machine import cpus
 
 
 def best_ns(call: Callable[[], object], repeat: int = 500, rounds: int = 40) -> float:
@@ -76,16 +77,16 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
 
 
 def main() -> None:
-    print(f"{ops.isa()}, {ops.cpus()} processors")
+    print(f"{ops.isa()}, {cpus()} processors")
     for name, call in calls().items():
         print(f"{name:12} {best_ns(call):8.0f} ns")
-    for threads in sorted({1, min(2, ops.cpus())}):
+    for threads in sorted({1, min(2, cpus())}):
         ops.set_threads(threads)
         for score in ("softmax", "sigmoid"):
             microseconds = best_ns(router(64, 128, 8, score), repeat=100) / 1e3
             print(f"router, 64 tokens, 8 of 128 experts, {score}, {threads} threads: {microseconds:6.1f} us")
     for name, heads, kv_heads, dim in [("qwen3moe", 32, 4, 128), ("olmoe", 16, 16, 128), ("gpt-oss", 64, 8, 64)]:
-        cases = product([(512, 512), (1, 512), (1, 8192)], sorted({1, min(2, ops.cpus())}), ("f16", "q8_0"))
+        cases = product([(512, 512), (1, 512), (1, 8192)], sorted({1, min(2, cpus())}), ("f16", "q8_0"))
         for (tokens, context), threads, kind in cases:
             width = 2 * dim if kind == "f16" else dim + dim // 16
             seconds = attention(heads, kv_heads, dim, tokens, context, threads, width)

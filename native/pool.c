@@ -13,7 +13,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -50,86 +49,6 @@ static struct {
     .done = PTHREAD_COND_INITIALIZER,
 };
 static _Thread_local int lock_depth;
-
-/* ---- how many processors ------------------------------------------------------------------------------------ */
-
-static int affinity_cpus(void) {
-#ifdef __linux__
-    for (int bits = 1024; bits <= 1 << 20; bits *= 4) {
-        cpu_set_t *set = CPU_ALLOC(bits);
-        size_t bytes = CPU_ALLOC_SIZE(bits);
-        int count = set && !sched_getaffinity(0, bytes, set) ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (count) return count;
-    }
-#endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
-}
-
-/* Processors' worth of time that one cgroup allows, 0 when it sets no limit or is not there. */
-static double quota_of(const char *root, const char *group, bool v2) {
-    char path[4352];
-    double quota = 0, period = 0;
-    snprintf(path, sizeof path, "%s%s/%s", root, group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
-    FILE *file = fopen(path, "r");
-    if (!file) return 0;
-    int found = fscanf(file, v2 ? "%lf %lf" : "%lf", &quota, &period); /* "max" does not parse as a number */
-    fclose(file);
-    if (v2) return found == 2 && period > 0 ? quota / period : 0;
-    snprintf(path, sizeof path, "%s%s/cpu.cfs_period_us", root, group);
-    file = found == 1 && quota > 0 ? fopen(path, "r") : NULL;
-    if (!file) return 0;
-    found = fscanf(file, "%lf", &period);
-    fclose(file);
-    return found == 1 && period > 0 ? quota / period : 0;
-}
-
-/* The smallest quota of a cgroup and its parents. */
-static double quota_up(const char *root, char *group, bool v2) {
-    double least = 0;
-    for (;;) {
-        double quota = quota_of(root, group, v2);
-        if (quota > 0 && (least == 0 || quota < least)) least = quota;
-        char *slash = strrchr(group, '/');
-        if (!slash) return least;
-        *slash = 0;
-    }
-}
-
-static bool lists(const char *controllers, const char *name) {
-    size_t length = strlen(name);
-    for (const char *at = controllers; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
-        if (!strncmp(at, name, length) && (at[length] == ',' || !at[length])) return true;
-    return false;
-}
-
-static double cgroup_quota(void) {
-    FILE *file = fopen("/proc/self/cgroup", "r"); /* lines "number:controllers:group" */
-    if (!file) return 0;
-    char line[4096];
-    double least = 0;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = 0;
-        controllers++;
-        double quota = 0;
-        if (!*controllers) quota = quota_up("/sys/fs/cgroup", group, true);
-        else if (lists(controllers, "cpu")) quota = quota_up("/sys/fs/cgroup/cpu", group, false);
-        if (quota > 0 && (least == 0 || quota < least)) least = quota;
-    }
-    fclose(file);
-    return least;
-}
-
-int pool_cpus(void) {
-    int cpus = affinity_cpus();
-    double quota = cgroup_quota();
-    if (quota > 0 && quota < cpus) cpus = (int)quota; /* a fraction more would be throttled in the middle of a region */
-    return cpus < 1 ? 1 : cpus;
-}
 
 /* ---- waiting -------------------------------------------------------------------------------------------------- */
 
@@ -269,8 +188,7 @@ static void after_fork(void) {
 
 __attribute__((constructor)) static void prepare(void) {
     pthread_atfork(NULL, NULL, after_fork);
-    pool.threads = pool.cpus = pool_cpus();
-    if (pool.threads > POOL_MAX_THREADS) pool.threads = POOL_MAX_THREADS;
+    pool.threads = pool.cpus = 1;
 }
 
 /* A region that a daemon thread still runs at exit is left alone. */
@@ -290,11 +208,11 @@ void pool_unlock(void) {
 
 int pool_threads(void) { return pool.threads; }
 
-void pool_set_threads(int threads) {
+void pool_set_threads(int threads, int cpus) {
     pool_lock();
     if (pool.started) stop_workers();
     pool.threads = threads < 1 ? 1 : threads > POOL_MAX_THREADS ? POOL_MAX_THREADS : threads;
-    pool.cpus = pool_cpus();
+    pool.cpus = cpus;
     pool.oversubscribed = pool.threads > pool.cpus;
     pool_unlock();
 }

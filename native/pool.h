@@ -12,10 +12,8 @@ enum { POOL_MAX_THREADS = 256 };
 
 typedef void pool_function(void *context, int thread, int threads);
 
-/* CPUs this process may use: affinity mask and cgroup quota (v1 and v2), at least 1. */
-int pool_cpus(void);
 int pool_threads(void);
-void pool_set_threads(int threads); /* 1 to POOL_MAX_THREADS */
+void pool_set_threads(int threads, int cpus); /* 1 to POOL_MAX_THREADS; processors that they may use; 1 and 1 at first */
 
 /* One region at a time: lock around scratch and regions that belong together. Nests. */
 void pool_lock(void);

@@ -21,10 +21,10 @@ void choose_isa(const std::string &name) {
     wrong("instruction set", "'" + name + "'", "one that this build and this processor have: " + known);
 }
 
-void set_threads(int threads) {
+void set_threads(int threads, int cpus) {
     if (threads < 1 || threads > POOL_MAX_THREADS)
         wrong("threads", std::to_string(threads), "1 to " + std::to_string(POOL_MAX_THREADS));
-    pool_set_threads(threads);
+    pool_set_threads(threads, cpus);
 }
 
 nb::list block_types() {
@@ -40,8 +40,7 @@ void bind_machine(nb::module_ &m) {
     m.def("isas", &isas);
     m.def("use_isa", &choose_isa, "name"_a);
     m.def("threads", &pool_threads);
-    m.def("cpus", &pool_cpus);
-    m.def("set_threads", &set_threads, "n"_a);
+    m.def("set_threads", &set_threads, "threads"_a, "cpus"_a);
     m.def("block_types", &block_types);
 }
 

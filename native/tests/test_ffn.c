@@ -96,11 +96,11 @@ static void check_layer(const struct layer *l, const struct tokens *t, const dou
     static const int32_t parts[EXPERTS] = {3, 0, 4, 2, 1};
     static float out[TOKENS * HIDDEN], other[TOKENS * HIDDEN];
     const int type = l->experts[0].gate.type;
-    pool_set_threads(1);
+    pool_set_threads(1, 2);
     run(out, l, t, 0, TOKENS, exact, NULL, 0);
     note(out, sizeof out);
     check_close(out, want, type_info[type].name, exact || type_info[type].activation == A_F32 ? 1e-5 : 0.03);
-    pool_set_threads(3);
+    pool_set_threads(3, 2);
     memset(slots, 0xff, sizeof slots); /* NaN until both parts are there */
     run(other, l, t, 0, TOKENS, exact, parts, 2);
     run(other, l, t, 0, TOKENS, exact, parts + 2, EXPERTS - 2);

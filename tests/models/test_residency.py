@@ -15,9 +15,9 @@ from colibri.config import SamplingParams
 from colibri.engine import loading
 from colibri.engine.model import Model
 from colibri.experts import residency
-from colibri.experts.machine import MachineMemory
 from colibri.experts.stats import NO_EXPERT
 from colibri.experts.swap import export_expert
+from colibri.machine import MachineMemory
 from colibri.weights.gguf_writer import TensorSpec
 
 from .conftest import GOLDEN, golden_of

@@ -15,7 +15,6 @@ from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
 from colibri.experts.heat import Heat
-from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Needs, Plan, default_budget, make_plan
 from colibri.experts.reading import staging_bytes
 from colibri.experts.residency import READERS, Residency
@@ -23,6 +22,7 @@ from colibri.experts.store import ExpertStore
 from colibri.layers.linear import DenseWeights
 from colibri.layers.rope import table_bytes
 from colibri.layers.workspace import Workspace
+from colibri.machine import detect_memory
 from colibri.models.decoder import Decoder
 from colibri.models.registry import model_config
 from colibri.text import Tokenizer, load_tokenizer

@@ -18,12 +18,13 @@ from colibri.engine.engine import Engine
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher
 from colibri.engine.sequence import Sequence as Running
-from colibri.engine.statistics import describe_model, peak_resident_bytes, resident_bytes
+from colibri.engine.statistics import describe_model
 from colibri.errors import ArgumentError, ContextFullError, FileError
 from colibri.experts.plan import Plan
 from colibri.experts.residency import Residency
 from colibri.experts.stats import RoutingStats
 from colibri.experts.swap import revert_expert, swap_expert
+from colibri.machine import peak_resident_bytes, resident_bytes
 from colibri.models.decoder import Watcher
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-import resource
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from colibri.config import ModelConfig
@@ -38,22 +35,6 @@ def timings(sequence: Sequence, load_s: float) -> Timings:
     steps = sequence.sampled - 1
     computed = sequence.prompt_length - sequence.cached
     return Timings(load_s, first, computed / first, steps / later if steps and later > 0 else None)
-
-
-def resident_bytes() -> int:
-    """Bytes of this process that are in memory now."""
-    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    return int(fields[1]) * resource.getpagesize()
-
-
-def peak_resident_bytes() -> int:
-    """The most bytes that this process had in memory; the system notes them now and then, so now may be the most.
-
-    Not getrusage's, which begins with the memory of the process that started this one.
-    """
-    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
-    noted = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-    return max(resident_bytes(), int(noted[1]) * 1024 if noted else 0)
 
 
 def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:

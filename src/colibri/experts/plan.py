@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri.errors import MemoryBudgetError
-from colibri.experts.machine import MachineMemory
 from colibri.experts.store import ExpertStore, Layout, slot_bytes
+from colibri.machine import MachineMemory
 
 MIB = 1 << 20
 HUGE_PAGE = 2 * MIB

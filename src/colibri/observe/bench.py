@@ -15,7 +15,7 @@ import numpy as np
 from colibri import ops
 from colibri.config import SamplingParams
 from colibri.engine.model import Model
-from colibri.engine.statistics import resident_bytes
+from colibri.machine import resident_bytes
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.native_time import NativeTime
 from colibri.observe.percentiles import Spread, latency, spread

@@ -12,8 +12,8 @@ from colibri import ops
 from colibri.config import LoadOptions
 from colibri.engine.loading import plan_model
 from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, UnsupportedError
-from colibri.experts.machine import detect_memory
 from colibri.experts.plan import Plan, readable
+from colibri.machine import cpus, detect_memory
 from colibri.observe.forecast import measure_reading
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.summary import summarize
@@ -89,7 +89,7 @@ def _instruction_set(root: Path) -> Finding:
 
 
 def _processors() -> Finding:
-    allowed, there, threads = ops.cpus(), os.cpu_count() or 1, ops.threads()
+    allowed, there, threads = cpus(), os.cpu_count() or 1, ops.threads()
     found = f"{threads} threads on {allowed} of {there} processors"
     if threads > allowed:
         return Finding("slow", "threads", found, f"use {allowed} threads: those that wait hold up the others")
@@ -128,7 +128,7 @@ def _load(root: Path) -> Finding:
     except (OSError, ValueError, IndexError):
         return Finding("ok", "load", "the system does not tell")
     found = f"{running:.1f} programs ran at once in the last minute"
-    if running > 0.5 * ops.cpus():
+    if running > 0.5 * cpus():
         return Finding("slow", "load", found, "other programs take processors; figures measured now are too low")
     return Finding("ok", "load", found)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from colibri import ops
 from colibri.config import ModelConfig
-from colibri.experts.machine import detect_memory
+from colibri.machine import detect_memory
 from colibri.observe.percentiles import Spread, spread
 from colibri.observe.summary import is_routed
 from colibri.weights.checkpoint import Checkpoint

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from colibri.config import MAX_THREADS
 from colibri.errors import ArgumentError, UnsupportedError
+from colibri.machine import cpus
 
 from . import _native
 from ._native import (
@@ -21,7 +22,6 @@ from ._native import (
     add,
     attention,
     combine,
-    cpus,
     dequantize,
     embed,
     embed_positions,
@@ -36,7 +36,6 @@ from ._native import (
     quantize,
     router,
     sample,
-    set_threads,
     tensor,
     threads,
     tile,
@@ -54,7 +53,6 @@ __all__ = [
     "add",
     "attention",
     "combine",
-    "cpus",
     "dequantize",
     "embed",
     "embed_positions",
@@ -91,6 +89,11 @@ class BlockType(NamedTuple):
 BLOCK_TYPES: dict[str, BlockType] = {entry[0]: BlockType(*entry) for entry in _native.block_types()}
 
 
+def set_threads(count: int) -> None:
+    """Compute with so many threads, which give way to each other when they are more than the processors."""
+    _native.set_threads(count, cpus())
+
+
 def _configure() -> None:
     """Obey COLIBRI_ISA and COLIBRI_THREADS; both change speed only."""
     if name := os.environ.get("COLIBRI_ISA"):
@@ -98,11 +101,12 @@ def _configure() -> None:
             _native.use_isa(name)
         except ValueError as error:
             raise UnsupportedError(f"COLIBRI_ISA: {error}") from None
+    count = min(cpus(), MAX_THREADS)
     if text := os.environ.get("COLIBRI_THREADS"):
         count = int(text) if text.isdecimal() and len(text) < 10 else 0
         if not 1 <= count <= MAX_THREADS:
             raise ArgumentError(f"COLIBRI_THREADS: found {text!r:.40}, expected an integer within 1..{MAX_THREADS}")
-        set_threads(count)
+    set_threads(count)
 
 
 _configure()

@@ -11,6 +11,7 @@ import pytest
 from colibri import ops
 from colibri.cli import main
 from colibri.config import LoadOptions
+from colibri.machine import cpus
 from colibri.observe import doctor
 from colibri.observe.doctor import Finding, examine_machine, examine_model
 
@@ -62,7 +63,7 @@ def test_faults_of_a_machine(tmp_path: Path) -> None:
 
 def test_too_many_threads(tmp_path: Path) -> None:
     before = ops.threads()
-    ops.set_threads(ops.cpus() + 1)
+    ops.set_threads(cpus() + 1)
     try:
         assert machine(tmp_path)["threads"].level == "slow"
     finally:
