@@ -6,6 +6,7 @@ the model. A safetensors file with w1/w2/w3 or gate_proj/up_proj/down_proj is co
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -58,8 +59,9 @@ def swap_expert(store: ExpertStore, expert: int, source: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     _write(path, expert, store, replacement)
     for left in path.parent.glob("*.partial"):  # of writers that were killed
-        if left.stat().st_mtime < time.time() - STALE_SECONDS:
-            left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another one's, finished meanwhile
+            if left.stat().st_mtime < time.time() - STALE_SECONDS:
+                left.unlink()
     return path
 
 
