@@ -206,14 +206,16 @@ VEC void all_columns(columns_function *const *columns, int widest, float (*sums)
     }
 }
 
-VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows, bool accumulate) {
-    int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-    for (int c = 0; c < n; c++) {
-        float *out = y[c] + row;
-        vf value = vf_load(sums[c]);
-        if (count == TILE_ROWS) vf_store(out, accumulate ? vf_add(vf_load(out), value) : value);
-        else vf_store_first(out, accumulate ? vf_add(vf_load_first(out, count), value) : value, count);
-    }
+/* Sums of a column's tiles are neighbours in memory and written together. */
+VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows, int tiles, bool accumulate) {
+    for (int c = 0; c < n; c++)
+        for (int r = 0; r < tiles; r++) {
+            const int at = row + r * TILE_ROWS, count = rows - at < TILE_ROWS ? rows - at : TILE_ROWS;
+            float *out = y[c] + at;
+            const vf value = vf_load(sums[r * CHUNK + c]);
+            if (count == TILE_ROWS) vf_store(out, accumulate ? vf_add(vf_load(out), value) : value);
+            else vf_store_first(out, accumulate ? vf_add(vf_load_first(out, count), value) : value, count);
+        }
 }
 
 /* `tiles` tiles, 1 or VEC_TILES, and up to CHUNK columns. */
@@ -289,8 +291,7 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
             for (int r = 0; r < tiles; r++)
                 for (int i = 0; i < size; i++) vf_store(sums[r * CHUNK + i], vf_zero());
             kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size, &path);
-            for (int r = 0; r < tiles; r++)
-                store_rows(y + c, sums + r * CHUNK, size, (tile + r) * TILE_ROWS, rows, accumulate);
+            store_rows(y + c, sums, size, tile * TILE_ROWS, rows, tiles, accumulate);
         }
         c += size;
     }
