@@ -21,7 +21,7 @@ from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore
 from colibri.layers.linear import DenseWeights
 from colibri.layers.rope import table_bytes
-from colibri.layers.workspace import Workspace
+from colibri.layers.workspace import LOGIT_ROWS, Workspace
 from colibri.machine import detect_memory
 from colibri.models.decoder import Decoder
 from colibri.models.registry import model_config
@@ -150,14 +150,15 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 def _working_bytes(config: ModelConfig, workspace: Workspace) -> int:
     """What steps take: the workspace, and the native regions beside it.
 
-    These keep each chosen expert's activations in float32 and quantised, and the quantised input; the pool adds a
-    quarter.
+    These keep each chosen expert's activations in float32 and quantised, and the quantised input, or for sampling a
+    weight and an id of each token a thread; the pool adds a quarter.
     """
     chosen = config.experts_per_token * config.expert_intermediate
     widest = max(chosen, config.intermediate)
     inputs = max(config.hidden_size, config.query_width)
-    scratch = 1.25 * workspace.capacity * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs)
-    return workspace.nbytes + int(scratch)
+    layers = workspace.capacity * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs)
+    sampling = 8.1 * config.vocab_size * min(ops.threads(), LOGIT_ROWS)
+    return workspace.nbytes + int(1.25 * max(layers, sampling))
 
 
 def _chunk(config: ModelConfig, workspace: Workspace, plan: Plan) -> int:
