@@ -9,6 +9,7 @@ tokens on every machine.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Sampler:
         self.params = params
         self._generator = np.random.Generator(np.random.Philox(params.seed))
         self._filters = (params.temperature, params.top_k, params.top_p, params.min_p)
+        self._history = array("q")  # as far as it was needed
         self._chosen: dict[int, int] = {}  # how often each token was chosen, where a penalty wants to know
         self._counting = params.presence_penalty != 0 or params.frequency_penalty != 0
         self.changes = bool(self._counting or params.repetition_penalty != 1 or params.logit_bias)
@@ -57,7 +59,8 @@ class Sampler:
         params = self.params
         scores = logits.copy()
         if params.repetition_penalty != 1:
-            penalize(scores, history, params.repetition_penalty)
+            self._history.extend(history[len(self._history) :])
+            penalize(scores, self._history, params.repetition_penalty)
         self._shift(scores)
         if not math.isfinite(float(np.abs(scores).max())):
             raise NumericalError("sampling: a penalty or a bias made a logit overflow; nothing was sampled")
@@ -75,8 +78,10 @@ class Sampler:
             if token >= len(scores):
                 raise ArgumentError(f"logit_bias: found token {token}, expected 0..{len(scores) - 1}")
             scores[token] += bias
-        for token, times in self._chosen.items():
-            scores[token] -= params.presence_penalty + times * params.frequency_penalty
+        chosen, count = self._chosen, len(self._chosen)
+        times = np.fromiter(chosen.values(), np.float64, count)
+        penalties = params.presence_penalty + times * params.frequency_penalty
+        scores[np.fromiter(chosen, np.int64, count)] -= penalties.astype(np.float32)
 
 
 class Wish(NamedTuple):
@@ -152,7 +157,7 @@ def log_sum_exp(logits: F32) -> float:
 
 def penalize(scores: F32, history: Sequence[int], penalty: float) -> None:
     """Make the tokens of the history less likely (arXiv 1909.05858): positive logits are divided, others multiplied."""
-    seen = np.unique(np.asarray(history, np.int64))
+    seen = np.asarray(history, np.int64)
     values = scores[seen]
     with np.errstate(over="ignore"):  # the caller looks at what came out
         scores[seen] = np.where(values > 0, values / penalty, values * penalty)
