@@ -50,8 +50,9 @@ static int passes(const float *weights, int n, const double *parts, double goal)
     return place;
 }
 
-/* ---- filters: tokens by falling logit, the lower id first among equals ---- */
+/* ---- filters: they make the weights of the tokens zero that they leave out ---- */
 
+/* The order of tokens: by falling logit, the lower id first among equals. */
 static bool likelier(const float *x, int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 
 /* Puts the token at `at` where it belongs below; what lies below is a heap with the likeliest on top. */
@@ -65,71 +66,56 @@ static void sift(int32_t *heap, int count, int at, const float *x) {
     heap[at] = token;
 }
 
-/* Four buckets for each power of two. */
+/* Four buckets for each power of two up to 1; beyond that there are only NaNs. */
 static int bucket_of(float weight) {
     uint32_t bits;
     memcpy(&bits, &weight, sizeof bits);
-    return (int)(bits >> 21);
+    return (int)(bits >> 21) & (BUCKETS - 1);
 }
 
-/* A weight below which the filters let nothing in: the likeliest buckets that are enough, and one more, since rounding may
- * put a token into its neighbour's. */
-static float least_weight(const struct scratch *s, int n, const struct sampling *how, double whole) {
-    if (!how->top_k && how->top_p >= 1) return (float)how->min_p;
-    int counts[BUCKETS] = {0}, bucket = BUCKETS - 1;
-    double sums[BUCKETS] = {0}, sum = 0, count = 0;
+/* Leaves out what comes after the likeliest tokens that are `most_count`, or weigh `most_sum`. Only those of one bucket,
+ * in which the limit is, have to be put in order. */
+static void cut(const struct scratch *s, const float *x, int n, double most_count, double most_sum) {
+    int counts[BUCKETS] = {0}, last = BUCKETS - 1, left = 0;
+    double sums[BUCKETS] = {0}, count = 0, sum = 0;
     for (int i = 0; i < n; i++) {
-        const int b = bucket_of(s->weights[i]) & (BUCKETS - 1); /* beyond 1 there are only NaNs */
-        counts[b]++;
-        sums[b] += (double)s->weights[i];
+        const int bucket = bucket_of(s->weights[i]);
+        counts[bucket]++;
+        sums[bucket] += (double)s->weights[i];
     }
-    for (; bucket > 1; bucket--) {
-        count += counts[bucket], sum += sums[bucket];
-        if (how->top_k ? count >= how->top_k : sum >= how->top_p * whole) break;
+    while (last && count + counts[last] < most_count && sum + sums[last] < most_sum) {
+        count += counts[last];
+        sum += sums[last--];
     }
-    const uint32_t bits = (uint32_t)(bucket - 1) << 21;
-    float least;
-    memcpy(&least, &bits, sizeof least);
-    least = fminf(least, 1); /* the weight of the likeliest */
-    return how->top_k ? least : fmaxf(least, (float)how->min_p);
+    for (int i = 0; i < n; i++) {
+        const int bucket = bucket_of(s->weights[i]);
+        if (bucket == last) s->heap[left++] = i;
+        s->weights[i] = bucket < last ? 0 : s->weights[i];
+    }
+    for (int at = left / 2 - 1; at >= 0; at--) sift(s->heap, left, at, x);
+    while (left && count < most_count && sum < most_sum) {
+        count++;
+        sum += (double)s->weights[s->heap[0]];
+        s->heap[0] = s->heap[--left];
+        sift(s->heap, left, 0, x);
+    }
+    for (int i = 0; i < left; i++) s->weights[s->heap[i]] = 0;
 }
 
-/* A heap of the tokens that the filters may let in. */
-static int candidates(const struct scratch *s, const float *x, int n, float least) {
-    int count = 0;
-    for (int i = 0; i < n; i++)
-        if (s->weights[i] > 0 && s->weights[i] >= least) s->heap[count++] = i;
-    for (int at = count / 2 - 1; at >= 0; at--) sift(s->heap, count, at, x);
-    return count;
+static double sum_parts(const struct scratch *s, int n) {
+    for (int p = 0; p < part_count(n); p++) {
+        s->parts[p] = 0;
+        for (int i = p * SAMPLING_PART; i < n && i < (p + 1) * SAMPLING_PART; i++) s->parts[p] += (double)s->weights[i];
+    }
+    return sum_of(s->parts, part_count(n));
 }
 
 /* top_k, then top_p of what that leaves, then min_p; the likeliest token always stays. */
-static int draw_filtered(const struct scratch *s, const float *x, int n, const struct sampling *how) {
-    double whole = sum_of(s->parts, part_count(n)), sum = 0;
-    const int count = candidates(s, x, n, least_weight(s, n, how, whole));
-    const int most = how->top_k && how->top_k < count ? (int)how->top_k : count;
-    int kept = 0, left = count;
-    while (kept < most && (how->top_k || !kept || sum < how->top_p * whole)) {
-        const int32_t token = s->heap[0];
-        s->heap[0] = s->heap[--left];
-        sift(s->heap, left, 0, x);
-        s->heap[count - ++kept] = token; /* from the end: the likeliest, the second, ... */
-        sum += (double)s->weights[token];
-    }
-    if (how->top_k) whole = sum;
-    sum = 0;
-    int stays = 0;
-    for (; stays < kept && (!stays || sum < how->top_p * whole); stays++) {
-        const double weight = (double)s->weights[s->heap[count - 1 - stays]];
-        if (stays && weight < how->min_p) break;
-        sum += weight;
-    }
-    const double goal = how->uniform * sum;
-    double before = 0;
-    int place = 0;
-    for (; place < stays - 1; place++)
-        if ((before += (double)s->weights[s->heap[count - 1 - place]]) > goal) break;
-    return s->heap[count - 1 - place];
+static void filter(const struct scratch *s, const float *x, int n, const struct sampling *how) {
+    if (how->top_k) cut(s, x, n, how->top_k, INFINITY);
+    if (how->top_p < 1) cut(s, x, n, INFINITY, how->top_p * sum_parts(s, n));
+    for (int i = 0; i < n; i++) s->weights[i] = (double)s->weights[i] < how->min_p ? 0 : s->weights[i];
+    sum_parts(s, n);
 }
 
 /* ---- rows ---- */
@@ -138,7 +124,7 @@ static int choose(const struct scratch *s, const float *x, int n, const struct s
     if (how->temperature <= 0 || !isfinite(x[likeliest])) return likeliest;
     const float temperature = (float)fmin(fmax(how->temperature, LEAST_TEMPERATURE), FLT_MAX);
     kernels->exponentials(s->weights, s->parts, x, x[likeliest], temperature, n);
-    if (how->top_k || how->top_p < 1 || how->min_p > 0) return draw_filtered(s, x, n, how);
+    if (how->top_k || how->top_p < 1 || how->min_p > 0) filter(s, x, n, how);
     return passes(s->weights, n, s->parts, how->uniform * sum_of(s->parts, part_count(n)));
 }
 

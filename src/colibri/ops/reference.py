@@ -241,17 +241,15 @@ def rope(x: F32, positions: I32, cosine: F32, sine: F32) -> F32:
 def sample(logits: F32, settings: Sequence[float]) -> tuple[int, float]:
     """A token, and ln of the sum of exp(logits) (vocab,), NaN when one is not finite; settings as in `kept`, uniform.
 
-    The first token, likeliest first, at which the running sum of what the filters let in passes `uniform` of the whole.
+    The first id at which the running sum of what the filters let in passes `uniform` of the whole.
     """
     *filters, uniform = settings
     ids, weights = kept(logits, *filters)
+    order = np.argsort(ids)
+    place = int(np.searchsorted(np.cumsum(weights[order]), uniform * weights.sum(), side="right"))
     wide = logits.astype(np.float64)
     norm = np.log(np.exp(wide - wide.max()).sum()) + wide.max() if np.isfinite(logits).all() else np.nan
-    if not any(filters[1:2]) and filters[2] == 1 and filters[3] == 0:  # no filter, no order
-        order = np.argsort(ids)
-        ids, weights = ids[order], weights[order]
-    place = int(np.searchsorted(np.cumsum(weights), uniform * weights.sum(), side="right"))
-    return int(ids[min(place, len(ids) - 1)]), float(norm)
+    return int(ids[order[min(place, len(ids) - 1)]]), float(norm)
 
 
 def kept(logits: F32, temperature: float, top_k: float, top_p: float, min_p: float) -> tuple[NDArray[np.int64], F64]:
