@@ -10,11 +10,30 @@ struct Memory {
     std::shared_ptr<Mapping> mapping;
 };
 
-void release(Memory &memory, size_t offset, size_t bytes) {
-    const Mapping &m = *memory.mapping;
+void check_range(const Mapping &m, size_t offset, size_t bytes) {
     if (offset > m.size || bytes > m.size - offset)
         wrong("offset, nbytes", std::to_string(offset) + ", " + std::to_string(bytes),
               "a range within " + std::to_string(m.size) + " bytes");
+}
+
+/* Has the system find memory for a range that nothing is being written to. */
+void populate(Memory &memory, size_t offset, size_t bytes) {
+    const Mapping &m = *memory.mapping;
+    check_range(m, offset, bytes);
+    nb::gil_scoped_release unlocked;
+#ifdef MADV_POPULATE_WRITE
+    const size_t first = offset / 4096 * 4096;
+    if (!madvise(m.data + first, offset + bytes - first, MADV_POPULATE_WRITE)) return;
+#endif
+    for (size_t at = offset; at < offset + bytes; at += 4096) { /* a system that cannot be asked */
+        volatile uint8_t *page = m.data + at;
+        *page = *page;
+    }
+}
+
+void release(Memory &memory, size_t offset, size_t bytes) {
+    const Mapping &m = *memory.mapping;
+    check_range(m, offset, bytes);
     const size_t first = round_up(offset, 4096), last = (offset + bytes) / 4096 * 4096;
     if (first < last) madvise(m.data + first, last - first, MADV_DONTNEED);
 }
@@ -129,6 +148,7 @@ void bind_tensor(nb::module_ &m) {
     nb::class_<Memory>(m, "Memory", nb::type_slots(memory_slots))
         .def("__init__", [](Memory *self, size_t bytes) { new (self) Memory{map_bytes(bytes)}; }, "nbytes"_a)
         .def_prop_ro("nbytes", [](const Memory &memory) { return memory.mapping->size; })
+        .def("populate", &populate, "offset"_a, "nbytes"_a)
         .def("release", &release, "offset"_a, "nbytes"_a);
     nb::class_<Tensor>(m, "Tensor")
         .def_prop_ro("type", [](const Tensor &t) { return type_name(t.type); })

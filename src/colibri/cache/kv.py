@@ -17,6 +17,7 @@ from colibri.config import KvType, ModelConfig
 from colibri.errors import ContextFullError
 
 HUGE_PAGE = 2 << 20
+MAKE_READY_STEPS = 64  # of the tokens before a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,16 @@ class KeyValueCache:
             for layer in range(config.layers)
         )
         self._free = list(range(blocks - 1, -1, -1))  # the lowest is taken first: touched memory stays compact
-        self.touched_blocks = 0  # the first so many were in use once, and their memory is
+        self._taken = 0  # the first so many blocks were in use once
+        self._ready = 0  # pieces, a block of keys or values of one layer each, whose memory is there
         self.on_growth: Callable[[int], None] | None = None  # hears `touched_bytes` before more memory is used
         self._layer_bytes = part
+        self._parts = 2 * config.layers
+
+    @property
+    def touched_blocks(self) -> int:
+        """The first so many blocks take memory."""
+        return max(self._taken, -(-self._ready // self._parts))
 
     @property
     def free_blocks(self) -> int:
@@ -94,11 +102,30 @@ class KeyValueCache:
                 "free; end another sequence or load with a larger context"
             )
         table = np.array([self._free.pop() for _ in range(count)], np.int32)
-        if table.max(initial=-1) >= self.touched_blocks:
-            self.touched_blocks = int(table.max()) + 1
-            if self.on_growth is not None:
-                self.on_growth(self.touched_bytes)
+        before = self.touched_blocks
+        self._taken = max(self._taken, int(table.max(initial=-1)) + 1)
+        self._ready = max(self._ready, self._parts * self._taken)
+        self._grown(before)
         return table
+
+    def make_ready(self) -> None:
+        """Find memory for some of the block that would be used next for the first time.
+
+        The system clears it first, which takes longer than a step: done step by step, no step waits for all of it.
+        """
+        for _ in range(-(-self._parts // MAKE_READY_STEPS)):
+            if self._ready >= self._parts * min(self._taken + 1, self.blocks):
+                return
+            before = self.touched_blocks
+            block, part = divmod(self._ready, self._parts)
+            self._ready += 1
+            self._grown(before)
+            size = self._layer_bytes // self.blocks
+            self._memory.populate(part * self._layer_bytes + block * size, size)
+
+    def _grown(self, before: int) -> None:
+        if self.touched_blocks > before and self.on_growth is not None:
+            self.on_growth(self.touched_bytes)
 
     def give_back(self, table: NDArray[np.int32]) -> None:
         """Free the blocks of a table."""

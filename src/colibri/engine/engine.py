@@ -137,6 +137,8 @@ class Engine:
         if not work:
             return
         self.steps += 1
+        if any(sequence.nears_next_block for sequence, _ in work):
+            self.cache.make_ready()
         try:
             rows = self._forward(work)
             self._sample(work, rows)

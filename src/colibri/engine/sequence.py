@@ -14,6 +14,7 @@ from colibri.cache.prefix import Lease
 from colibri.config import SamplingParams, Token
 from colibri.engine.sampler import Choice, Sampler, Wish
 from colibri.errors import ColibriError
+from colibri.ops import KV_BLOCK
 from colibri.text import IncrementalDecoder, StopMatcher
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -92,6 +93,12 @@ class Sequence:
         """Numbers of the blocks that hold its keys and values."""
         assert self.lease is not None
         return self.lease.table
+
+    @property
+    def nears_next_block(self) -> bool:
+        """Whether it is in the second half of its last block of the cache and may go on beyond."""
+        most = self.prompt_length + self.max_tokens - 1  # the last one generated is never computed
+        return self.computed % KV_BLOCK >= KV_BLOCK // 2 and most > KV_BLOCK * len(self.table)
 
     @property
     def pending(self) -> int:
