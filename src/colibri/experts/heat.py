@@ -21,9 +21,12 @@ log = logging.getLogger("colibri")
 
 
 def cache_directory() -> Path:
-    """Where the user's programs keep what they can do without."""
-    configured = os.environ.get("XDG_CACHE_HOME")
-    return (Path(configured) if configured else Path.home() / ".cache") / "colibri"
+    """Where the user's programs keep what they can do without.
+
+    Source: the XDG Base Directory Specification, by which a relative XDG_CACHE_HOME is ignored.
+    """
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (configured if configured.is_absolute() else Path.home() / ".cache") / "colibri"
 
 
 class Heat:

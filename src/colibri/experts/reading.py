@@ -157,8 +157,8 @@ class ExpertReader:
                 ) from error
             if count <= 0:
                 raise FileError(
-                    f"{file.path}: ends at byte {offset + done}, expected {needed - done} more bytes there; "
-                    "the file was truncated while in use"
+                    f"{file.path}: ends at byte {os.fstat(descriptor).st_size}, but {needed - done} bytes at offset "
+                    f"{offset + done} are needed; the file was truncated while in use"
                 )
             done += count
             if descriptor == file.direct_descriptor and done % ALIGNMENT:

@@ -22,7 +22,7 @@ def open_regular(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be opened: {error}") from error
+        raise FileError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileError(f"{path}: is not a regular file")
@@ -47,7 +47,8 @@ def read_exactly(path: Path, descriptor: int, count: int, offset: int) -> bytes:
     while count:
         part = os.pread(descriptor, min(count, _READ_LIMIT), offset)
         if not part:
-            raise FileError(f"{path}: ends at byte {offset}, {count} more bytes are expected; it is truncated")
+            size = os.fstat(descriptor).st_size
+            raise FileError(f"{path}: ends at byte {size}, {count} bytes from byte {offset} on are expected; truncated")
         parts.append(part)
         count -= len(part)
         offset += len(part)
@@ -95,8 +96,8 @@ class FileReader:
                     ) from error
                 if count == 0:
                     raise FileError(
-                        f"{file}: ends at byte {offset + done}, but {len(view)} bytes at offset {offset} are needed; "
-                        "the file was truncated while in use"
+                        f"{file}: ends at byte {os.fstat(descriptor).st_size}, but {len(view)} bytes at offset "
+                        f"{offset} are needed; the file was truncated while in use"
                     )
                 done += count
 

@@ -50,6 +50,10 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "colibri"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("", "relative/cache", "."):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert cache_directory() == tmp_path / ".cache" / "colibri"
 
 
 def settle(residency: Residency) -> None:

@@ -144,8 +144,9 @@ def test_an_unreadable_expert_fails_its_request_alone(make_residency: Make, mode
 def test_a_file_truncated_while_running(make_residency: Make, model_path: Path) -> None:
     residency = make_residency()
     run_step(residency, 0, [[0, 1, 2, 3]])
-    os.truncate(model_path, residency.store.expert(3, 2).down.offset + 100)
-    with pytest.raises(FileError, match=rf"{model_path}.*truncated"):
+    end = residency.store.expert(3, 0).gate.offset + 100  # before the experts that are read
+    os.truncate(model_path, end)
+    with pytest.raises(FileError, match=rf"{model_path}: ends at byte {end}, .*truncated"):
         run_step(residency, 3, [[2, 3, 4, 5]])
     run_step(residency, 0, [[0, 1, 4, 5]])
 
