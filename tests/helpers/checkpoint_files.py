@@ -150,11 +150,11 @@ def directory_config(family: str, **changes: Any) -> dict[str, Any]:
 
 
 def directory_tensors(family: str, fused: bool = False) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Tensors of the tiny model under their Hugging Face names."""
+    """Tensors of the tiny model under their Hugging Face names; fused as transformers 5 holds them."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
     router, gate, up, down = "mlp.gate", "gate_proj", "up_proj", "down_proj"
     module = "mlp.experts"
-    if family == "mixtral":
+    if family == "mixtral" and not fused:
         router, module, gate, up, down = "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
     for layer in range(LAYERS):
         block = f"model.layers.{layer}."

@@ -35,13 +35,14 @@ class Key:
 class Family:
     """How one model_type is translated.
 
-    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection.
+    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection. Where a module has had
+    several names, all of them are known.
     expects: fields that must have one of these values where they are given, because nothing else is implemented.
     dense_layers: config -> the layers without experts.
     """
 
     architecture: str
-    experts_module: str
+    experts_modules: tuple[str, ...]
     keys: tuple[Key, ...]
     experts: Mapping[str, str]
     layer: Mapping[str, str]
@@ -99,17 +100,17 @@ def _sparse_step(config: Metadata, layers: int) -> set[int]:
 FAMILIES: Final[Mapping[str, Family]] = {
     "mixtral": Family(
         architecture="llama",
-        experts_module="block_sparse_moe.experts",
+        experts_modules=("block_sparse_moe.experts", "mlp.experts"),  # the latter in transformers 5
         keys=(*_COMMON_KEYS, *_one_width("intermediate_size"), _WINDOW),
         experts=_NUMBERED_EXPERTS,
-        layer=_ATTENTION | {"block_sparse_moe.gate": "ffn_gate_inp"},
+        layer=_ATTENTION | {"block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"},
         theta=1e6,
         always={"expert_weights_norm": True},
         expects={"hidden_act": ("silu",)},
     ),
     "qwen3_moe": Family(
         architecture="qwen3moe",
-        experts_module="mlp.experts",
+        experts_modules=("mlp.experts",),
         keys=(
             *_COMMON_KEYS,
             Key("feed_forward_length", ("intermediate_size",)),
@@ -124,7 +125,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmoe": Family(
         architecture="olmoe",
-        experts_module="mlp.experts",
+        experts_modules=("mlp.experts",),
         keys=(
             *_COMMON_KEYS,
             *_one_width("intermediate_size"),
@@ -302,11 +303,16 @@ def _translate(family: Family, name: str, tensor: SafeTensor) -> list[TensorInfo
         module, _, kind = rest.rpartition(".")
         if module in family.layer and kind in ("weight", "bias"):
             return [_info(f"{block}{family.layer[module]}.{kind}", tensor)]
-        if rest.startswith(family.experts_module + "."):
-            infos = _expert_tensors(family, block, rest.removeprefix(family.experts_module + "."), tensor)
-            if infos:
-                return infos
-    raise UnsupportedError(f"{tensor.file}: the tensor {name:.200} is not known for {family.architecture} models")
+        for experts in family.experts_modules:
+            if rest.startswith(experts + "."):
+                infos = _expert_tensors(family, block, rest.removeprefix(experts + "."), tensor)
+                if infos:
+                    return infos
+    model_type = next(name for name, known in FAMILIES.items() if known is family)
+    raise UnsupportedError(
+        f"{tensor.file}: the tensor {name:.200} is not known for {model_type} models; save the model with "
+        "transformers' save_pretrained, without adapters or layers of its own"
+    )
 
 
 def _expert_tensors(family: Family, block: str, rest: str, tensor: SafeTensor) -> list[TensorInfo]:

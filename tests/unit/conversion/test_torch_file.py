@@ -58,13 +58,14 @@ def test_training_states_are_walked(tmp_path: Path) -> None:
     assert list(read_file(tmp_path / "a.pt")) == ["module.layer.weight"]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path, shards: int) -> None:
-    safe = write_directory(tmp_path / "safe", "mixtral")
+def test_a_directory_of_bin_files_converts_as_one_of_safetensors(tmp_path: Path, shards: int, fused: bool) -> None:
+    safe = write_directory(tmp_path / "safe", "mixtral", fused)
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "config.json").write_text((safe / "config.json").read_text())
-    tensors = arrays("mixtral")
+    tensors = arrays("mixtral", fused)
     names = sorted(tensors)
     for shard in range(shards):
         part = {name: tensors[name] for name in names[shard::shards]}
