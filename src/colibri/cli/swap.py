@@ -11,8 +11,9 @@ from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
 from colibri.experts.overlay import Overlay
 from colibri.experts.store import ExpertStore
-from colibri.experts.swap import export_expert, overlay_folder, revert_expert, swap_expert
+from colibri.experts.swap import export_expert, named_expert, overlay_folder, revert_expert, swap_expert
 from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.gguf_writer import remove_unfinished
 
 
 @click.command("swap")
@@ -26,13 +27,12 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
 
     Running engines take it up at their next token. Without options, list what is replaced.
     """
+    _check_arguments(expert, file, revert, export)
     checkpoint = open_checkpoint(model_path(model))
     store = ExpertStore(checkpoint)
     for replacement in Overlay(store).changes():  # as an engine that starts now
         store.replace(replacement.expert, replacement.layers)
     if expert is None:
-        if file is not None or revert or export:
-            raise ArgumentError("swap: which expert? give --expert")
         _list(store)
     elif revert:
         done = revert_expert(store, expert)
@@ -44,10 +44,28 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
         export_expert(store, expert, file)
         click.echo(f"expert {expert} is in {file}")
     else:
-        click.echo(f"expert {expert} is now the one in {swap_expert(store, expert, file)}")
+        _swap(store, expert, file)
+
+
+def _check_arguments(expert: int | None, file: Path | None, revert: bool, export: bool) -> None:
+    """Raise unless they ask for one thing."""
+    if expert is None and (file is not None or revert or export):
+        raise ArgumentError("swap: which expert? give --expert")
+    for other, given in (("--export", export), (f"FILE ({file})", file is not None)):
+        if revert and given:
+            raise ArgumentError(f"swap: --revert and {other} contradict each other; give one of them")
+
+
+def _swap(store: ExpertStore, expert: int, file: Path) -> None:
+    path = swap_expert(store, expert, file)
+    named = named_expert(file)
+    if named not in (None, expert):
+        click.echo(f"note: {file} holds an expert that is named {named}; it is in the place of {expert} now", err=True)
+    click.echo(f"expert {expert} is now the one in {path}")
 
 
 def _list(store: ExpertStore) -> None:
+    remove_unfinished(overlay_folder(store.path))
     replaced = store.replaced_experts
     click.echo(f"{len(replaced)} of {store.experts} experts are replaced ({overlay_folder(store.path)})")
     for expert in replaced:

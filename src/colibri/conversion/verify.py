@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from colibri.errors import FormatError
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
+from colibri.weights.finite import find_fault
 from colibri.weights.gguf import GGUFFile, read_gguf, read_one_file
 from colibri.weights.gguf_writer import HEADER_CHECKSUM
 from colibri.weights.metadata import Metadata
@@ -122,32 +123,5 @@ def _examine(part: TensorInfo, reader: FileReader) -> tuple[str, int]:
         piece = buffer[: min(step, part.nbytes - at)]
         reader.read_into(part.file, part.offset + at, piece)
         value = zlib.crc32(piece.data, value)
-        bad = bad_blocks(part.type, piece)
-        if bad.size and not problem:
-            first = (at // block.bytes + int(bad[0])) * block.values
-            row, column = divmod(first, part.shape[-1])
-            problem = f"a NaN or an infinity at row {row}, column {column}" + (" on" if block.values > 1 else "")
+        problem = problem or find_fault(part, at, piece)
     return problem, value
-
-
-# Where a block of each format holds half floats; MXFP4's scale byte is NaN when all bits are set.
-_HALVES: Final = {
-    "F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
-    "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
-
-
-def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
-    """Indices of the blocks with a scale (or value) that is not finite; none for formats that are not known here."""
-    blocks = data.reshape(-1, BY_NAME[type_name].bytes)
-    if type_name == "F32":
-        bad = (blocks.view("<u4")[:, 0] & 0x7F800000) == 0x7F800000
-    elif type_name == "BF16":
-        bad = (blocks.view("<u2")[:, 0] & 0x7F80) == 0x7F80
-    elif type_name == "MXFP4":
-        bad = blocks[:, 0] == 0xFF
-    else:
-        bad = np.zeros(len(blocks), np.bool_)
-        for at in _HALVES.get(type_name, ()):
-            bad |= (blocks[:, at + 1] & 0x7C) == 0x7C
-    return np.flatnonzero(bad)

@@ -6,10 +6,8 @@ the model. A safetensors file with w1/w2/w3 or gate_proj/up_proj/down_proj is co
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,8 @@ import numpy as np
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.experts.store import Expert, ExpertStore, check_expert, names_of
 from colibri.weights.file_reader import FileReader
-from colibri.weights.gguf_writer import TensorSpec, write_gguf
+from colibri.weights.finite import find_fault
+from colibri.weights.gguf_writer import TensorSpec, remove_unfinished, write_gguf
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.safetensors import read_file, supported
@@ -25,8 +24,8 @@ from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expe
 from colibri.weights.tensor_info import TensorInfo
 
 CHUNK_ROWS = 256
-STALE_SECONDS = 3600  # a writer takes less
 _SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
+_SAFE_EXPERT = re.compile(r"experts\.(\d+)\.")
 _PROJECTION = {"w1": "gate", "w3": "up", "w2": "down"}
 _FILE_NAME = re.compile(r"expert-(\d+)\.gguf")
 
@@ -51,17 +50,15 @@ def swap_expert(store: ExpertStore, expert: int, source: Path) -> Path:
     """Check `source` and put it in place of `expert`; a running engine takes it up at its next token.
 
     Returns the file now in the overlay folder. Raises ArgumentError for an expert that does not exist, FileError or
-    FormatError for a file that is not a whole expert of this model; nothing has changed then.
+    FormatError for a file that is not a whole expert of this model or holds a NaN or an infinity; nothing has changed
+    then.
     """
     _check_number(store, expert)
     replacement = read_replacement(store, source)
     path = expert_path(store.path, expert)
     path.parent.mkdir(exist_ok=True)
+    remove_unfinished(path.parent)
     _write(path, expert, store, replacement)
-    for left in path.parent.glob("*.partial"):  # of writers that were killed
-        with contextlib.suppress(OSError):  # another one's, finished meanwhile
-            if left.stat().st_mtime < time.time() - STALE_SECONDS:
-                left.unlink()
     return path
 
 
@@ -69,6 +66,7 @@ def revert_expert(store: ExpertStore, expert: int) -> bool:
     """Take a replacement back; False when there was none. A running engine follows at its next token."""
     _check_number(store, expert)
     path = expert_path(store.path, expert)
+    remove_unfinished(path.parent)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -83,6 +81,14 @@ def export_expert(store: ExpertStore, expert: int, destination: Path) -> None:
     _check_number(store, expert)
     current = {layer: store.expert(layer, expert) for layer in store.moe_layers()}
     _write(destination, expert, store, current)
+
+
+def named_expert(path: Path) -> int | None:
+    """The number that the tensors of a file of one expert give it; None where they have none. Raises as its reading."""
+    if path.suffix != ".safetensors":
+        return read_single_expert(path).expert
+    numbers = _numbers(path, read_file(path))
+    return numbers.pop() if numbers else None
 
 
 def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
@@ -117,7 +123,8 @@ def _check_number(store: ExpertStore, expert: int) -> None:
 
 def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
     found: dict[int, dict[str, TensorInfo]] = {}
-    for name, tensor in read_file(path).items():
+    tensors = read_file(path)
+    for name, tensor in tensors.items():
         match = _SAFE_NAME.fullmatch(name)
         if match is None:
             raise FormatError(f"{path}: holds {name}; expected layers.<layer>...{{w1,w2,w3}}.weight only")
@@ -127,7 +134,16 @@ def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
             raise FormatError(f"{path}: holds two {projection} matrices of layer {match[1]}, expected one expert")
         dtype = supported(tensor).dtype
         parts[projection] = TensorInfo(name, dtype, tensor.shape, path, tensor.offset, tensor.nbytes)
+    _numbers(path, tensors)
     return found
+
+
+def _numbers(path: Path, names: Iterable[str]) -> set[int]:
+    """The number of the expert in the tensors' names, if they have one; FormatError when they have several."""
+    numbers = {int(match[1]) for match in map(_SAFE_EXPERT.search, names) if match is not None}
+    if len(numbers) > 1:
+        raise FormatError(f"{path}: holds experts {ranges(numbers)}, expected exactly one")
+    return numbers
 
 
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:
@@ -137,23 +153,23 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
         base = store.like(layer).parts
         for projection, info, like in zip(names_of(base), expert.parts, base, strict=True):
             spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
-            sources[spec] = info
+            sources[spec] = (info, f"{info.file}: layer {layer}, tensor {info.name}")
     metadata = {"general.type": GENERAL_TYPE, "general.name": f"{store.path.name}, expert {number}"}
     with FileReader() as files:
-        write_gguf(path, metadata, {spec: _converted(info, spec.type, files) for spec, info in sources.items()})
+        write_gguf(path, metadata, {spec: _converted(*source, spec.type, files) for spec, source in sources.items()})
 
 
 def _converted(
-    info: TensorInfo, type_name: str, files: FileReader
+    info: TensorInfo, what: str, type_name: str, files: FileReader
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    """The bytes of a matrix in another type, some rows at a time."""
+    """The bytes of a matrix in another type, some rows at a time; FormatError names `what` for what is not finite."""
     rows, k = info.shape
     for first in range(0, rows, CHUNK_ROWS):
-        count = min(CHUNK_ROWS, rows - first)
+        count, start = min(CHUNK_ROWS, rows - first), first * info.row_bytes
         raw = np.empty(count * info.row_bytes, np.uint8)
-        files.read_into(info.file, info.offset + first * info.row_bytes, raw)
+        files.read_into(info.file, info.offset + start, raw)
+        if fault := find_fault(info, start, raw):
+            raise FormatError(f"{what} holds {fault}; it is damaged, make or fetch the file again")
         if info.type != type_name:
-            raw = quantize_rows(type_name, to_float32(raw, info.type).reshape(count, k), None, str(info.file)).reshape(
-                -1
-            )
+            raw = quantize_rows(type_name, to_float32(raw, info.type).reshape(count, k), None, what).reshape(-1)
         yield raw

@@ -5,8 +5,10 @@ Source: the GGUF specification (ggml/docs/gguf.md).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +37,9 @@ _SCALARS: Final = {
     "uint8": "<B", "int8": "<b", "uint16": "<H", "int16": "<h", "uint32": "<I", "int32": "<i", "float32": "<f",
     "bool": "<?", "uint64": "<Q", "int64": "<q", "float64": "<d",
 }  # fmt: skip
+
+
+_UNFINISHED: Final = re.compile(r".+\.gguf\.([1-9]\d{0,6})\.partial")  # as write_gguf calls them
 
 
 class Value(NamedTuple):
@@ -80,6 +85,25 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[Tens
         raise FileError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers left in a folder that were killed; of those that still run nothing is touched."""
+    for left in folder.glob("*.partial"):
+        match = _UNFINISHED.fullmatch(left.name)
+        if match is not None and not _lives(int(match[1])):
+            with contextlib.suppress(OSError):  # a folder that cannot be written, or another was faster
+                left.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # another user's
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def write_tensor(file: BinaryIO, spec: TensorSpec, chunks: Iterable[Any], alignment: int = ALIGNMENT) -> int:

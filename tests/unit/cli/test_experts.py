@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +73,37 @@ def test_swap(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["swap", "-m", str(model), "-e", "1", str(model)]) == EXIT_ERROR
     assert main(["swap", "-m", str(model), "-e", "99", exported]) == EXIT_ERROR
     assert main(["swap", "-m", str(model), exported]) == EXIT_ERROR
+
+
+def test_swap_says_when_the_file_is_named_for_another_expert(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = str(tmp_path / "zero.gguf")
+    assert main(["swap", "-m", str(model), "-e", "0", "--export", exported]) == 0
+    assert main(["swap", "-m", str(model), "-e", "0", exported]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["swap", "-m", str(model), "-e", "1", exported]) == 0
+    assert "named 0; it is in the place of 1" in capsys.readouterr().err
+
+
+def test_swap_refuses_contradictions(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported = tmp_path / "zero.gguf"
+    assert main(["swap", "-m", str(model), "-e", "0", "--export", str(exported)]) == 0
+    assert main(["swap", "-m", str(model), "-e", "0", str(exported)]) == 0
+    assert main(["swap", "-m", str(model), "-e", "0", "--revert", str(exported)]) == EXIT_ERROR
+    assert f"--revert and FILE ({exported})" in capsys.readouterr().err
+    assert main(["swap", "-m", str(model), "-e", "0", "--revert", "--export", str(tmp_path / "x.gguf")]) == EXIT_ERROR
+    assert "--revert and --export" in capsys.readouterr().err
+    assert (tmp_path / "m.gguf.experts" / "expert-0.gguf").exists()
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_swap_lists_without_what_a_killed_one_left(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "m.gguf.experts"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    left = folder / f"expert-3.gguf.{ended.pid}.partial"
+    left.write_text("half an expert")
+    assert main(["swap", "-m", str(model)]) == 0
+    assert not left.exists()

@@ -11,9 +11,10 @@ from checkpoint_files import directory_tensors, write_directory, write_model, wr
 from colibri import ops
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.mixes import MIXES
-from colibri.conversion.verify import bad_blocks, verify
+from colibri.conversion.verify import verify
 from colibri.errors import ColibriError, FileError
 from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.finite import bad_blocks
 
 
 def converted(tmp_path: Path, quantization: str = "q8_0", **options: int) -> Path:

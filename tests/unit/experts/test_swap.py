@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from colibri.errors import ArgumentError, ColibriError, FileError, FormatError
 from colibri.experts import overlay
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
-from colibri.experts.swap import expert_path, export_expert, overlay_folder, revert_expert, swap_expert
+from colibri.experts.swap import expert_path, export_expert, named_expert, overlay_folder, revert_expert, swap_expert
+from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
 
 Make = Callable[..., Residency]
@@ -152,16 +154,35 @@ def test_taken_back_between_two_looks_is_no_fault(
     assert not store.replaced_experts
 
 
-def test_what_killed_writers_left_goes(store: ExpertStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", ["swap", "revert"])
+def test_what_killed_writers_left_goes(store: ExpertStore, tmp_path: Path, again: str) -> None:
     folder = overlay_folder(store.path)
     folder.mkdir()
-    old, new = folder / "expert-1.gguf.123.partial", folder / "expert-2.gguf.124.partial"
-    for path, age in ((old, 7200), (new, 60)):
-        path.write_text("half an expert")
-        os.utime(path, (time.time() - age, time.time() - age))
-    swap_expert(store, 1, replacement(tmp_path / "new.gguf", 1, seed=5))
-    assert not old.exists()
-    assert new.exists()
+    source = replacement(tmp_path / "new.gguf", 1, seed=5)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as writer:
+        left, foreign = folder / f"expert-3.gguf.{writer.pid}.partial", folder / "notes.partial"
+        left.write_text("half an expert")
+        foreign.write_text("no writer's")
+        swap_expert(store, 1, source)
+        revert_expert(store, 1)
+        assert left.exists(), "its writer still runs"
+        writer.kill()
+    if again == "swap":
+        swap_expert(store, 1, source)
+    else:
+        revert_expert(store, 1)
+    assert not left.exists()
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize(("block", "where"), [(0, "row 0, column 0"), (191, "row 95, column 32")])
+def test_a_scale_that_is_no_number_is_refused(store: ExpertStore, tmp_path: Path, block: int, where: str) -> None:
+    path = replacement(tmp_path / "nan.gguf", 1, seed=1)
+    up = read_gguf(path).tensors["blk.2.ffn_up.1.weight"]
+    with path.open("r+b") as file:
+        file.seek(up.offset + 18 * block)
+        file.write(np.array([np.nan], "<f2").tobytes())
+    refused(store, 1, path, FormatError, rf"layer 2, tensor blk\.2\.ffn_up\.1\.weight holds a NaN .* {where} on")
 
 
 def safetensors(path: Path, names: tuple[str, str, str], seed: int) -> dict[tuple[int, str], np.ndarray[Any, Any]]:
@@ -196,6 +217,19 @@ def test_safetensors_are_converted(
         for projection, found in zip(("gate", "up", "down"), contents(residency, layer, 7), strict=True):
             expected = arrays[layer, projection]
             assert np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+
+
+def test_damaged_or_several_experts_as_safetensors(store: ExpertStore, tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    safetensors(path, ("w1", "w3", "w2"), 4)
+    whole = path.read_bytes()
+    assert named_expert(path) == 7
+    path.write_bytes(whole[:-8] + np.array([np.nan], "<f4").tobytes() + whole[-4:])
+    last = rf"layer 3, tensor .*layers\.3\..*w2\.weight holds a NaN .* row {HIDDEN - 1}, column {INTERMEDIATE - 2};"
+    refused(store, 7, path, FormatError, last)
+    name = b"layers.1.block_sparse_moe.experts.%d.w3"
+    path.write_bytes(whole.replace(name % 7, name % 5))
+    refused(store, 7, path, FormatError, "experts 5, 7, expected exactly one")
 
 
 def test_a_thousand_swaps_under_load(make_residency: Make, store: ExpertStore, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Whether the numbers in the bytes of a tensor are finite, without dequantising them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri.weights.block_types import BY_NAME
+from colibri.weights.tensor_info import TensorInfo
+
+Bytes = npt.NDArray[np.uint8]
+
+# Where a block of each format holds half floats; MXFP4's scale byte is NaN when all bits are set.
+_HALVES: Final = {
+    "F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
+    "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+
+
+def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
+    """Indices of the blocks with a scale (or value) that is not finite; none for formats that are not known here."""
+    blocks = data.reshape(-1, BY_NAME[type_name].bytes)
+    if type_name == "F32":
+        bad = (blocks.view("<u4")[:, 0] & 0x7F800000) == 0x7F800000
+    elif type_name == "BF16":
+        bad = (blocks.view("<u2")[:, 0] & 0x7F80) == 0x7F80
+    elif type_name == "MXFP4":
+        bad = blocks[:, 0] == 0xFF
+    else:
+        bad = np.zeros(len(blocks), np.bool_)
+        for at in _HALVES.get(type_name, ()):
+            bad |= (blocks[:, at + 1] & 0x7C) == 0x7C
+    return np.flatnonzero(bad)
+
+
+def find_fault(info: TensorInfo, at: int, data: Bytes) -> str:
+    """What is wrong with the numbers in `data`, whole blocks from byte `at` of the tensor on, and where; or nothing."""
+    bad = bad_blocks(info.type, data)
+    if not bad.size:
+        return ""
+    block = BY_NAME[info.type]
+    row, column = divmod((at // block.bytes + int(bad[0])) * block.values, info.shape[-1])
+    return f"a NaN or an infinity at row {row}, column {column}" + (" on" if block.values > 1 else "")
