@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from colibri.config import LoadOptions
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.stats import RoutingStats, co_activation, entropy
+from colibri.experts.stats import NO_EXPERT, RoutingStats, co_activation, entropy
 from colibri.observe.replay import Score, Trace, compare
+from colibri.weights.file_reader import open_regular
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
 PAIRS = 2
@@ -37,13 +39,17 @@ def command(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Show where the router sends each token of a prompt."""
-    if (prompt is None) == (file is None):
+    if prompt is None and file is None:
         raise ArgumentError("route: give a --prompt or a --trace")
+    if prompt is not None and file is not None:
+        raise ArgumentError("route: --prompt and --trace contradict each other; give one of them")
     with open_model(options) as loaded:
         experts = loaded.config.experts
+        if save is not None:
+            loaded.checkpoint.check_output(save)
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
     if save is not None:
-        np.save(save, trace)
+        _save(save, trace)
     layers = trace.shape[1]
     capacities = sorted({max(trace.shape[2], round(share * layers * experts)) for share in SHARES})
     scores = compare(trace, experts, capacities) if replay else []
@@ -57,26 +63,49 @@ def command(
 
 
 def _recorded(model: Model, prompt: str) -> Trace:
-    text = read_text(prompt)
+    tokens = model.tokenizer.encode(read_text(prompt))[: model.context]
+    if not tokens:
+        raise ArgumentError("route: the prompt has no tokens; give at least one")
     model.routing.trace_tokens = None
-    model.infer(model.tokenizer.encode(text)[: model.context])
+    model.infer(tokens)
     return model.routing.trace()
 
 
-def _kept(file: Path, model: Model) -> Trace:
+def _save(path: Path, trace: Trace) -> None:
     try:
-        trace: NDArray[Any] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise FileError(f"{file}: is no trace kept by --save: {error}") from error
-    config = model.config
-    expected = (model.experts.store.layers, config.experts_per_token)
-    if (
-        trace.ndim != 3
-        or trace.dtype != np.int16
-        or trace.shape[1:] != expected
-        or trace.max(initial=0) >= config.experts
-    ):
-        raise ArgumentError(f"{file}: a trace {trace.dtype} {trace.shape} found, int16 (tokens, {expected}) expected")
+        with path.open("wb") as file:  # by its name np.save would write another file where it does not end on .npy
+            np.save(file, trace)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _kept(path: Path, model: Model) -> Trace:
+    """A trace of this model out of a file. Raises FileError when there is none, ArgumentError for another model's."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            trace: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, EOFError, MemoryError) as error:
+        raise FileError(f"{path}: is no trace kept by --save: {error}") from error
+    store, config = model.experts.store, model.config
+    expected = (store.layers, config.experts_per_token)
+    if trace.ndim != 3 or trace.dtype != np.int16 or trace.shape[1:] != expected:
+        raise ArgumentError(
+            f"{path}: found {trace.dtype} of shape {trace.shape}, expected int16 of shape (tokens, {expected[0]}, "
+            f"{expected[1]}); give a trace that --save kept of this model"
+        )
+    if not len(trace):
+        raise ArgumentError(f"{path}: found 0 tokens, expected at least 1; keep another trace with --prompt and --save")
+    for layer in range(store.layers):
+        least, most = (0, config.experts - 1) if store.has(layer) else (NO_EXPERT, NO_EXPERT)
+        wrong = trace[:, layer][(trace[:, layer] < least) | (trace[:, layer] > most)]
+        if wrong.size:
+            raise ArgumentError(
+                f"{path}: layer {layer}: found expert {wrong[0]}, expected {least}"
+                + (f"..{most}" if most > least else " (a layer without experts)")
+                + "; give a trace that --save kept of this model"
+            )
     return trace
 
 

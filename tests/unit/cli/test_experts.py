@@ -57,6 +57,50 @@ def test_route_refuses_what_is_no_trace(model: Path, tmp_path: Path, capsys: pyt
     assert main(["route", "-m", str(model), "--trace", str(model)]) == EXIT_ERROR
     assert main(["route", "-m", str(model)]) == EXIT_ERROR
     assert "--prompt or a --trace" in capsys.readouterr().err
+    assert main(["route", "-m", str(model), "--prompt", "a", "--trace", str(tmp_path / "t.npy")]) == EXIT_ERROR
+    assert "--prompt and --trace contradict" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("value", "found"), [
+    (200, "layer 1: found expert 200, expected 0.."), (-1, "layer 1: found expert -1, expected 0.."),
+    (-5, "layer 1: found expert -5, expected 0.."), (None, "found 0 tokens, expected at least 1"),
+])  # fmt: skip
+def test_route_refuses_traces_of_other_models(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: int | None, found: str
+) -> None:
+    trace = np.zeros((0 if value is None else 4, 2, 2), np.int16)
+    trace[2:3, 1, 1] = value or 0
+    np.save(tmp_path / "t.npy", trace)
+    assert main(["route", "-m", str(model), "--trace", str(tmp_path / "t.npy"), "--replay"]) == EXIT_ERROR
+    assert found in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY", b"PK\x03\x04 no archive", b"text"])
+def test_route_names_a_trace_that_cannot_be_read(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "t.npy").write_bytes(content)
+    assert main(["route", "-m", str(model), "--trace", str(tmp_path / "t.npy")]) == EXIT_ERROR
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 't.npy'}: " in said
+    assert ("is no trace kept by --save" in said) == (content is not None)
+    assert "Errno" not in said
+
+
+def test_route_keeps_a_trace_where_it_is_told_to(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = model.read_bytes()
+    for save, said in ((tmp_path / "none" / "t.npy", "no such directory"), (model, "not replaced")):
+        assert main(["route", "-m", str(model), "--prompt", "a b", "--save", str(save)]) == EXIT_ERROR
+        assert said in capsys.readouterr().err
+    assert model.read_bytes() == whole
+    with_words = ["route", "-m", str(GOLDEN / "qwen3_moe-gqa-f32")]
+    assert main([*with_words, "--prompt", "a b", "--save", str(tmp_path / "kept")]) == 0
+    assert main([*with_words, "--trace", str(tmp_path / "kept"), "--replay"]) == 0
+    assert main([*with_words, "--prompt", ""]) == EXIT_ERROR
+    assert "the prompt has no tokens" in capsys.readouterr().err
 
 
 def test_swap(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
