@@ -14,6 +14,8 @@ from colibri.config import LoadOptions
 from colibri.conversion.calibration import WINDOW, calibrate, write_imatrix
 from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
 from colibri.engine.loading import open_model
+from colibri.engine.model import model_path
+from colibri.weights.checkpoint import open_checkpoint
 
 
 @click.command("calibrate")
@@ -22,11 +24,13 @@ from colibri.engine.loading import open_model
 @click.option("-o", "--output", type=FilePath(), required=True, help="The importance file to write.")
 @click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows. Default: the whole text.")
+@click.option("--force", is_flag=True, help="Replace the importance file where it exists.")
 def command(
-    options: LoadOptions, file: Path, output: Path, window: int, windows: int | None,
+    options: LoadOptions, file: Path, output: Path, window: int, windows: int | None, force: bool,
 ) -> None:  # fmt: skip
     """Measure which columns of every matrix matter on a text, expert by expert."""
     text = read_text_file(file)
+    open_checkpoint(model_path(options.path)).check_output(output, replace=force, inputs=(file,))
     state, count = ["loading"], 0
 
     def show(done: int, all_windows: int) -> None:
@@ -37,7 +41,6 @@ def command(
         Progress(lambda: state[0]),
         open_model(replace(options, context=options.context or window)) as loaded,
     ):
-        loaded.checkpoint.check_output(output)
         calibration = calibrate(loaded, loaded.tokenizer.encode(text), window, windows, show)
     write_imatrix(output, calibration, file.name, count, window)
     rare = read_imatrix(output).rarely_seen()

@@ -47,7 +47,8 @@ def command(
     tokenizer = {} if only_expert is not None else _tokenizer(checkpoint, pre_tokenizer)
     if pre_tokenizer not in (None, tokenizer.get(PRE)):
         raise ArgumentError(f"{source}: --pre-tokenizer is for byte-level tokenizers, and none of them is written")
-    options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name, force)
+    inputs = () if imatrix is None else (imatrix,)
+    options = Options(quantize, tokenizer, _importance(imatrix), only_expert, split, threads, name, force, inputs)
     progress, count = counting(quantize)
     try:
         with progress:

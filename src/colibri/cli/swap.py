@@ -22,7 +22,8 @@ from colibri.weights.gguf_writer import remove_unfinished
 @click.argument("file", required=False, type=FilePath())
 @click.option("--revert", is_flag=True, help="Take the replacement back.")
 @click.option("--export", is_flag=True, help="Write the expert in use to FILE.")
-def command(model: Path | None, expert: int | None, file: Path | None, revert: bool, export: bool) -> None:
+@click.option("--force", is_flag=True, help="With --export: replace FILE where it exists.")
+def command(model: Path | None, expert: int | None, file: Path | None, revert: bool, export: bool, force: bool) -> None:
     """Put the expert in FILE (.gguf or .safetensors) in the place of one of the model's.
 
     Running engines take it up at their next token. Without options, list what is replaced.
@@ -40,7 +41,7 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
     elif file is None:
         raise ArgumentError("swap: give a FILE, or --revert")
     elif export:
-        checkpoint.check_output(file)
+        checkpoint.check_output(file, replace=force)
         export_expert(store, expert, file)
         click.echo(f"expert {expert} is in {file}")
     else:

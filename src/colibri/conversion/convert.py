@@ -23,7 +23,7 @@ from colibri import ops
 from colibri.conversion.checksums import checksum, source_checksums, summed_parts
 from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
-from colibri.conversion.journal import Journal
+from colibri.conversion.journal import Journal, journal_of
 from colibri.conversion.mixes import mix as find_mix
 from colibri.conversion.pieces import Bytes, Floats, Pieces
 from colibri.conversion.plan import Output, output_metadata, plan_outputs
@@ -44,6 +44,7 @@ class Options:
 
     tokenizer: metadata that replaces the source's `tokenizer.*`. importance: weights of the columns' squared errors.
     split_bytes: begin another file when one would exceed this. replace: whether what DESTINATION named before goes.
+    inputs: files read beside the checkpoint, which are never replaced.
     """
 
     quantization: str
@@ -54,6 +55,7 @@ class Options:
     threads: int | None = None
     name: str | None = None
     replace: bool = False
+    inputs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
         metadata["general.name"] = options.name
     specs = [output.spec for output in outputs]
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
-    old = _check_destination(checkpoint, destination, writer, options.replace)
+    old = _check_destination(checkpoint, destination, writer, options)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance), writer.begun)
     with journal.locked() as checksums, _tidy(writer, journal):
@@ -155,17 +157,23 @@ def _tidy(writer: GGUFWriter, journal: Journal) -> Iterator[None]:
         raise
 
 
-def _check_destination(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, replace: bool) -> list[Path]:
+def _check_destination(checkpoint: Checkpoint, destination: Path, writer: GGUFWriter, options: Options) -> list[Path]:
     """What must go before the finished files get their names: parts of an older split would be taken for new ones.
 
     Raises ArgumentError or FileError where nothing may or can be written.
     """
     for file in writer.files:
-        checkpoint.check_output(file)
-    sources = {file.resolve() for file in checkpoint.files}
-    named = [file for file in outputs_of(destination) if file in writer.files or file.resolve() not in sources]
-    if named and not replace:
+        checkpoint.check_output(file, replace=options.replace, inputs=options.inputs)
+    kept = checkpoint.sources.union(file.resolve() for file in options.inputs)
+    named = [file for file in outputs_of(destination) if file.resolve() not in kept]
+    if named and not options.replace:
         raise ArgumentError(f"{named[0]}: exists; give --force to replace it, or another name")
+    unfinished, journal = outputs_of(destination, ".partial"), journal_of(destination)
+    if unfinished and not journal.exists():
+        raise ArgumentError(
+            f"{unfinished[0]}: was left by no interrupted conversion (there is no {journal.name}) and is not replaced; "
+            "move it away, or give another name"
+        )
     taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
     free, needed = shutil.disk_usage(destination.parent).free, writer.nbytes - taken
     if free < needed:
@@ -185,4 +193,7 @@ def _read_back(files: Sequence[Path], checksums: Sequence[int]) -> None:
     with FileReader() as reader:
         for part, expected in zip(summed_parts(tensors), checksums, strict=True):
             if checksum(part, reader) != expected:
-                raise FormatError(f"{part.file}: {part.name} reads back as other bytes than were written")
+                raise FormatError(
+                    f"{part.file}: {part.name} reads back as other bytes than were written; "
+                    "what was written is removed: run the same command again, and test the disk if this returns"
+                )

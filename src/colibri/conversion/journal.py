@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from colibri.errors import FileError
+from colibri.errors import ArgumentError, FileError
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+def journal_of(destination: Path) -> Path:
+    """Where the journal of this output is while it is unfinished."""
+    return destination.with_name(f"{destination.name}.journal")
 
 
 class Journal:
@@ -18,7 +26,7 @@ class Journal:
     def __init__(self, destination: Path, fingerprint: str, begun: Callable[[int], Sequence[Path]]) -> None:
         """fingerprint: of what is converted, and how. begun: the files that the first so many tensors are in."""
         self._begun = begun
-        self._path = destination.with_name(f"{destination.name}.journal")
+        self._path = journal_of(destination)
         self._fingerprint = fingerprint
         self._file: IO[str] | None = None
 
@@ -37,6 +45,13 @@ class Journal:
             yield self._entries(self._file)
 
     def _entries(self, file: IO[str]) -> list[list[int]]:
+        file.seek(0)
+        try:
+            first = file.readline(66).removesuffix("\n")
+        except UnicodeDecodeError:
+            first = "?"
+        if first and not _FINGERPRINT.fullmatch(first):
+            raise ArgumentError(f"{self._path}: is no journal of a conversion and is not replaced; move it away")
         file.seek(0)
         lines = file.read().split("\n")[:-1]  # the last line is cut off or empty
         if not lines or lines[0] != self._fingerprint:

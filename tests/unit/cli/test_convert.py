@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -15,8 +16,11 @@ import colibri.cli.perplexity as perplexity_command
 from colibri.cli import main
 from colibri.conversion.convert import Options
 from colibri.conversion.convert import convert as write
+from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.observe.perplexity import Perplexity
 from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.gguf import read_gguf
+from colibri.weights.gguf_writer import TensorSpec, Value
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.ggml.pre")  # the way of splitting is not the family's
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_moe-gqa-f32"
@@ -187,6 +191,106 @@ def test_a_missing_folder_is_named_before_any_work(
         assert f"{tmp_path / 'none'}: no such directory; make it first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_no_file_of_the_source_is_replaced(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, linked: bool
+) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "folder"
+    shutil.copytree(source, blobs)
+    (blobs / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    if linked:  # as the cache of huggingface_hub has them
+        folder.mkdir()
+        for file in blobs.iterdir():
+            (folder / file.name).symlink_to(file)
+    else:
+        blobs.rename(folder)
+    before = (folder / name).read_bytes()
+    assert main(["convert", str(folder), str(folder / name), "-q", "q8_0", "--force"]) == 1
+    assert "the model is read from this file" in capsys.readouterr().err
+    assert main(["calibrate", "-m", str(folder), "-f", __file__, "-o", str(folder / name), "--force"]) == 1
+    assert main(["swap", "-m", str(folder), "-e", "0", "--export", str(folder / name), "--force"]) == 1
+    assert (folder / name).read_bytes() == before
+    assert (folder / name).is_symlink() == linked
+    for _ in range(2):  # what a conversion made may lie there
+        assert main(["convert", str(folder), str(folder / "m.gguf"), "-q", "q8_0", "--force"]) == 0
+
+
+def test_a_part_of_a_split_without_tensors_is_kept(
+    converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llama.cpp's gguf-split can put the metadata alone into the first file; parts lie where another split would."""
+    whole = read_gguf(converted)
+    metadata = {key: Value(kind, whole.metadata[key]) for key, kind in whole.kinds.items() if "array" not in kind}
+    split = {"split.count": Value("uint16", 2), "split.tensors.count": Value("int32", len(whole.tensors))}
+    parts = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    specs = [TensorSpec(info.name, info.type, info.shape) for info in whole.tensors.values()]
+    with GGUFWriter(parts[0], metadata | split | {"split.no": Value("uint16", 0)}, []):
+        pass
+    with GGUFWriter(parts[1], split | {"split.no": Value("uint16", 1)}, specs) as writer:
+        for spec, info in zip(specs, whole.tensors.values(), strict=True):
+            writer.write(spec.name, [np.fromfile(info.file, np.uint8, info.nbytes, offset=info.offset)])
+    before = [part.read_bytes() for part in parts]
+    for source in parts:
+        assert main(["convert", str(source), str(tmp_path / "m.gguf"), "-q", "q8_0", "--force"]) == 0
+        assert [part.read_bytes() for part in parts] == before
+    assert main(["convert", str(parts[1]), str(parts[0]), "-q", "q8_0", "--force"]) == 1
+    assert "the model is read from this file" in capsys.readouterr().err
+
+
+def test_other_files_are_replaced_only_when_told(
+    source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, target = tmp_path / "t.txt", tmp_path / "notes"
+    text.write_text("the thing " * 40)
+    target.write_text("mine")
+    calibrate = ["calibrate", "-m", str(converted), "-f", str(text), "--window", "32", "--windows", "1", "-o"]
+    export = ["swap", "-m", str(converted), "-e", "1", "--export"]
+    for command in (calibrate, export):
+        target.write_text("mine")
+        assert main([*command, str(target)]) == 1
+        assert "notes: exists; give --force" in capsys.readouterr().err
+        assert target.read_text() == "mine"
+        assert main([*command, str(target), "--force"]) == 0
+        assert target.read_bytes().startswith(b"GGUF")
+    assert main([*calibrate, str(text), "--force"]) == 1
+    assert "is read by this command" in capsys.readouterr().err
+    importance = tmp_path / "imatrix.gguf"
+    assert main([*calibrate, str(importance)]) == 0
+    before = importance.read_bytes()
+    capsys.readouterr()
+    assert main(["convert", str(source), str(importance), "--imatrix", str(importance), "--force"]) == 1
+    assert "is read by this command" in capsys.readouterr().err
+    assert importance.read_bytes() == before
+
+
+def test_a_place_where_nothing_can_be_written_is_named_before_any_work(
+    source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.cli.calibrate.open_model", None)  # would be called
+    for target in (tmp_path / ("x" * 254), Path("/proc/x")):
+        for command in (
+            ["convert", str(source), str(target)],
+            ["swap", "-m", str(converted), "--expert", "1", "--export", str(target)],
+            ["calibrate", "-m", str(converted), "-f", __file__, "-o", str(target)],
+        ):
+            assert main(command) == 1, command
+            assert "cannot be written: " in (error := capsys.readouterr().err), error
+            assert "give another name or folder" in error
+
+
+@pytest.mark.parametrize("name", ["m.gguf.partial", "m.gguf.journal", "m-00001-of-00002.gguf.partial"])
+def test_files_that_no_conversion_left_are_kept(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).write_text("mine\n")
+    for _ in range(2):
+        assert main(["convert", str(source), str(tmp_path / "m.gguf"), "-q", "q8_0", "--force"]) == 1
+        assert "is not replaced" in (error := capsys.readouterr().err)
+        assert name in error
+        assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine\n")]
+
+
 def test_nothing_is_written_over_the_model_or_what_is_not_a_file(
     source: Path, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,8 +305,8 @@ def test_nothing_is_written_over_the_model_or_what_is_not_a_file(
         target = str(tmp_path / name)
         commands = (
             ["convert", str(model), target, "--quantize", "q4_0", "--force"],
-            ["swap", "-m", str(model), "--expert", "1", "--export", target],
-            ["calibrate", "-m", str(model), "-f", str(text), "-o", target, "--window", "32", "--windows", "1"],
+            ["swap", "-m", str(model), "--expert", "1", "--export", target, "--force"],
+            ["calibrate", "-m", str(model), "-f", str(text), "-o", target, "--window", "32", "--force"],
         )
         for command in commands:
             assert main(command) == 1, command
