@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from colibri import ops
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import count, print_json, size
 from colibri.cli.progress import Progress
@@ -44,15 +45,17 @@ def command(
     measured = BenchOptions(
         prompt_tokens=tuple(dict.fromkeys(prompt_tokens)), new_tokens=new_tokens, depth=depth, repeat=repeat, seed=seed
     )
-    doing = ["loading"]
+    doing = ["measuring the machine"]
     with Progress(lambda: doing[-1]):
         if options.context is None and measured.context > DEFAULT_CONTEXT:
             options = replace(options, context=measured.context)
+        if options.threads is not None:
+            ops.set_threads(options.threads)
+        meter = Meter(options.ram)
+        meter.measure(LIMIT_SECONDS)  # before a model fills the budget
+        doing.append("loading")
         loaded = open_model(options)
         with loaded, quiet_collector():
-            doing.append("measuring the machine")
-            meter = Meter()
-            meter.measure(LIMIT_SECONDS)
             report = Bench(loaded, measured, meter, doing.append).report()
     if as_json:
         print_json(report)

@@ -15,7 +15,6 @@ import numpy as np
 from colibri import ops
 from colibri.config import SamplingParams
 from colibri.engine.model import Model
-from colibri.machine import resident_bytes
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.observe.native_time import NativeTime
 from colibri.observe.percentiles import Spread, latency, spread
@@ -75,7 +74,6 @@ class Bench:
         self._meter = meter
         self._say = say
         self._random = np.random.default_rng(options.seed)
-        self._resident = 0  # the most seen between measurements; the process's peak has the meter's buffer in it
 
     def report(self) -> dict[str, Any]:
         """The object of --json. Prompts are random ids, so that no tokenizer is needed and experts are used evenly."""
@@ -97,7 +95,6 @@ class Bench:
             self._say(f"{what}, {number + 1} of {self._options.repeat}")
             self._meter.measure(LIMIT_SECONDS / 3)
             results.append(measure())
-            self._resident = max(self._resident, resident_bytes())
         return results
 
     def _ids(self, count: int) -> list[int]:
@@ -157,7 +154,7 @@ class Bench:
                 "prefill_fraction_of_peak": fractions[max(fractions)],
                 "python_fraction": 1 - (watched.native or 0.0) / sum(watched.steps),
             },
-            "memory": model.memory() | {"peak_rss_bytes": self._resident},
+            "memory": model.memory(),
             "routing": model.routing_summary(),
         }  # fmt: skip
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from colibri import ops
 from colibri.config import ModelConfig
-from colibri.machine import detect_memory
+from colibri.machine import detect_memory, resident_bytes
 from colibri.observe.percentiles import Spread, spread
 from colibri.observe.summary import is_routed
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.tensor_info import TensorInfo
 
 READ_BYTES = 1 << 30  # more than any cache
-LEAST_BYTES = 1 << 26
+LEAST_BYTES = 1 << 26  # less may stay in a cache from one pass to the next
+SMALLEST_BYTES = 1 << 24  # where a budget leaves no more
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -24,16 +25,24 @@ class Meter:
     """Measures memory reads and integer products of all threads; what it saw at several times counts together.
 
     Machines that are shared change from one minute to the next, so a bench asks again between its own measurements.
+    budget: bytes that the process may take, the buffer for reading included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int | None = None) -> None:
+        self._budget = budget
         self._read: list[float] = []
         self._multiply: list[float] = []
 
     def measure(self, seconds: float) -> None:
-        """Measure for about this long, after what was measured before."""
-        available = detect_memory().available
-        self._read += ops.measure_read(max(LEAST_BYTES, min(READ_BYTES, available // 4)), 0.7 * seconds)
+        """Measure for about this long, after what was measured before.
+
+        Where a budget leaves little room, as beside a model that fills it, reading is measured the first time only.
+        """
+        nbytes = max(LEAST_BYTES, min(READ_BYTES, detect_memory().available // 4))
+        if self._budget is not None:
+            nbytes = min(nbytes, self._budget - resident_bytes())
+        if nbytes >= LEAST_BYTES or not self._read:
+            self._read += ops.measure_read(max(SMALLEST_BYTES, nbytes), 0.7 * seconds)
         self._multiply += ops.measure_dot(0.3 * seconds)
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,10 @@ def test_a_file_that_is_no_result(tmp_path: Path) -> None:
     file.write_text('{"machine": {}, "prefill": [{}], "decode": [], "limits": {}}')
     with pytest.raises(FormatError, match="not of the form"):
         compare(read_result(file), read_result(file))
+
+
+def test_the_budget_holds_for_the_measurement_of_the_machine_too() -> None:
+    command = [sys.executable, "-m", "colibri.cli", "bench", "-m", str(MODEL), "--ram", "180M", "--prompt-tokens", "9"]
+    done = subprocess.run([*command, "--new-tokens", "3", "--repeat", "1", "--json"], capture_output=True, check=True)
+    memory = json.loads(done.stdout)["memory"]
+    assert 140 << 20 < memory["peak_rss_bytes"] < 1.03 * (180 << 20)  # the buffer is part of it

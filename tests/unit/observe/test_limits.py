@@ -8,6 +8,7 @@ import pytest
 
 from colibri import ops
 from colibri.models.registry import model_config
+from colibri.observe import limits
 from colibri.observe.limits import Meter, cpu_name, demand
 from colibri.weights.checkpoint import open_checkpoint
 
@@ -70,3 +71,21 @@ def test_name_of_the_processor(tmp_path: Path) -> None:
     assert cpu_name(tmp_path) == "A Processor (family 6 model 207)"
     info.write_text("processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC 9575F\n")
     assert cpu_name(tmp_path) == "AMD EPYC 9575F"
+
+
+def test_the_buffer_for_reading_is_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is left, so that a small budget is kept, and nothing more once a model fills it."""
+    taken: list[int] = []
+    resident = 100 << 20
+    monkeypatch.setattr(limits, "resident_bytes", lambda: resident)
+    monkeypatch.setattr(ops, "measure_read", lambda nbytes, seconds: (taken.append(nbytes), (1.0,))[1])
+    monkeypatch.setattr(ops, "measure_dot", lambda seconds: (5.0,))
+    meter = Meter(180 << 20)
+    meter.measure(1)
+    resident = 160 << 20
+    meter.measure(1)
+    Meter(180 << 20).measure(1)
+    Meter().measure(1)
+    assert taken[:2] == [80 << 20, 20 << 20]
+    assert len(taken) == 3
+    assert taken[2] >= limits.LEAST_BYTES
