@@ -307,6 +307,21 @@ def test_a_second_sequence_waits_for_room(load: Load) -> None:
     assert len(list(first)) == 19
 
 
+def test_rows_of_logits_as_they_come_are_those_of_infer(load: Load) -> None:
+    model = load(GOLDEN / "qwen3_moe-dense-bf16", chunk=7)
+    ids = [5 + i for i in range(40)]
+    whole = model.infer(ids)
+    for first in (0, 9, 39):
+        seen = np.full_like(whole, np.nan)
+
+        def see(position: int, logits: np.ndarray, seen: np.ndarray = seen) -> None:
+            seen[position : position + len(logits)] = logits
+
+        model.infer_rows(ids, see, first)
+        np.testing.assert_array_equal(seen[first:], whole[first:])
+        assert np.isnan(seen[:first]).all()
+
+
 def test_infer_while_the_cache_is_full(load: Load) -> None:
     model = load(IDS_ONLY, context=256)
     alone = [token.id for token in model.generate([5], ENDLESS)]

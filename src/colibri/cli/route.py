@@ -67,7 +67,7 @@ def _recorded(model: Model, prompt: str) -> Trace:
     if not tokens:
         raise ArgumentError("route: the prompt has no tokens; give at least one")
     model.routing.trace_tokens = None
-    model.infer(tokens)
+    model.infer_rows(tokens, lambda position, logits: None)
     return model.routing.trace()
 
 

@@ -110,12 +110,16 @@ def calibrate(
     model.engine.decoder.tap = calibration
     try:
         for number in range(count):
-            model.infer(list(ids[number * window : (number + 1) * window]))
+            model.infer_rows(list(ids[number * window : (number + 1) * window]), _ignore)
             if progress is not None:
                 progress(number + 1, count)
     finally:
         model.engine.decoder.tap = None
     return calibration
+
+
+def _ignore(position: int, logits: NDArray[np.float32]) -> None:
+    """What comes out does not count."""
 
 
 def write_imatrix(path: Path, calibration: Calibration, text: str, windows: int, window: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Sized
 
 import numpy as np
@@ -19,6 +20,7 @@ from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
 
 GROWING = 4  # for so many sequences that run, one block is kept for them to grow into when another starts
+RowsWatcher = Callable[[int, NDArray[np.float32]], None]  # the first position, logits (n, vocab) valid until it returns
 Part = tuple[Sized[int], int, NDArray[np.int32]]  # tokens, the position of the first, the blocks of their sequence
 
 
@@ -99,7 +101,7 @@ class Engine:
             raise sequence.error
 
     def infer(self, ids: Sized[int], vocab_size: int) -> NDArray[np.float32]:
-        """Logits of every position, float32 (len(ids), vocab). Sequences give up their blocks where it needs them."""
+        """Logits of every position, float32 (len(ids), vocab)."""
         try:
             result = np.empty((len(ids), vocab_size), np.float32)
         except MemoryError as error:
@@ -107,6 +109,18 @@ class Engine:
                 f"logits of {len(ids)} tokens take {4 * len(ids) * vocab_size} bytes, which are not there; "
                 "infer fewer tokens at once"
             ) from error
+
+        def keep(position: int, logits: NDArray[np.float32]) -> None:
+            result[position : position + len(logits)] = logits
+
+        self.infer_rows(ids, keep)
+        return result
+
+    def infer_rows(self, ids: Sized[int], see: RowsWatcher, first: int = 0) -> None:
+        """Show `see` the logits of the positions from `first` on, at most LOGIT_ROWS at a time.
+
+        It must not call the engine. Sequences give up their blocks where this needs them.
+        """
         with self._lock:
             self._retire()
             while self._running and not self.cache.has_room(len(ids)):
@@ -116,14 +130,13 @@ class Engine:
                 for start in range(0, len(ids), self._chunk):
                     part = ids[start : start + self._chunk]
                     rows = self._run([(part, start, table)])
-                    for first in range(0, len(part), LOGIT_ROWS):
-                        last = min(first + LOGIT_ROWS, len(part))
-                        result[start + first : start + last] = self.decoder.logits(rows, first, last)
+                    for row in range(max(0, first - start), len(part), LOGIT_ROWS):
+                        logits = self.decoder.logits(rows, row, min(row + LOGIT_ROWS, len(part)))
+                        if not np.isfinite(logits).all():
+                            raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged")
+                        see(start + row, logits)
             finally:
                 self.cache.give_back(table)
-        if not np.isfinite(result).all():
-            raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged")
-        return result
 
     # ---- one step, under the lock --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.config import ModelConfig, SamplingParams, check_path
-from colibri.engine.engine import Engine
+from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher
 from colibri.engine.sequence import Sequence as Running
@@ -96,6 +96,14 @@ class Model:
         """
         self._check_open()
         return self.engine.infer(self._check_ids(ids), self.config.vocab_size)
+
+    def infer_rows(self, ids: Sequence[int], see: RowsWatcher, first: int = 0) -> None:
+        """As `infer`, without holding all logits: see(position, logits) gets those from `first` on, a few at a time.
+
+        The logits, float32 (n, vocab), are valid until `see` returns, which must not use the model.
+        """
+        self._check_open()
+        self.engine.infer_rows(self._check_ids(ids), see, first)
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Generation:
         """Continue a text or ids: an iterator of Token(id, text, logprob).

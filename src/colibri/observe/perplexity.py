@@ -19,7 +19,7 @@ from colibri.engine.model import Model
 from colibri.errors import ArgumentError
 
 WINDOW: Final = 512
-_ROWS: Final = 64  # rows of logits that are widened at a time
+_ROWS: Final = 4  # rows of logits that are widened at a time: each takes 24 bytes for every token of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,14 @@ def _losses(model: Model, chunk: list[int]) -> NDArray[np.float64]:
     targets, first = chunk[1:], len(chunk) // 2
     if model.tokenizer.add_bos and model.tokenizer.bos_id is not None:
         chunk = [model.tokenizer.bos_id, *chunk[1:]]
-    logits = model.infer(chunk)
-    return negative_log_likelihood(logits[first:-1], targets[first:])
+    losses = np.empty(len(targets))
+
+    def see(position: int, logits: NDArray[np.float32]) -> None:
+        following = targets[position : position + len(logits)]  # the last position has none
+        losses[position : position + len(following)] = negative_log_likelihood(logits[: len(following)], following)
+
+    model.infer_rows(chunk, see, first)
+    return losses[first:]
 
 
 def negative_log_likelihood(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
