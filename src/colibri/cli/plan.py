@@ -36,10 +36,10 @@ def command(options: LoadOptions, as_json: bool) -> None:
     misses = max(1, round((1.0 - even) * made.config.experts_per_token))  # of each layer
     reading = measure_reading(made.store, misses, MEASURE_SECONDS)
     weight_bytes = demand(made.checkpoint, made.config).weight_bytes
-    rates = (1.0,) if plan.fits else (even, *HIT_RATES)
+    rates = (1.0,) if plan.fits else sorted({even, *HIT_RATES})
     rows = [forecast(plan, weight_bytes, meter.read.median, reading, rate) for rate in rates]
     if as_json:
-        print_json(_fields(plan, rows, meter.read.median, reading))
+        print_json(_fields(plan, rows, even, meter.read.median, reading))
         return
     console = Console(highlight=False)
     console.print(_memory(plan))
@@ -47,7 +47,7 @@ def command(options: LoadOptions, as_json: bool) -> None:
         f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory; "
         f"experts come in at {reading / 1e9:.2f} GB/s"
     )
-    console.print(_speeds(plan, rows))
+    console.print(_speeds(rows, None if plan.fits else even))
     for note in plan.notes:
         console.print(f"note: {note}")
 
@@ -78,17 +78,17 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _speeds(plan: Plan, rows: list[Forecast]) -> Table:
+def _speeds(rows: list[Forecast], even: float | None) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("hit rate", "from disk a token", "tokens/s", "limited by"):
         table.add_column(heading)
-    for number, row in enumerate(rows):
-        name = f"{row.hit_rate:.0%}" + (" (even routing)" if number == 0 and not plan.fits else "")
+    for row in rows:
+        name = f"{row.hit_rate:.0%}" + (" (even routing)" if row.hit_rate == even else "")
         table.add_row(name, readable(int(row.disk_bytes)), f"{row.tokens_per_s:.1f}", row.limit)
     return table
 
 
-def _fields(plan: Plan, rows: list[Forecast], memory_rate: float, reading_rate: float) -> dict[str, Any]:
+def _fields(plan: Plan, rows: list[Forecast], even: float, memory_rate: float, reading_rate: float) -> dict[str, Any]:
     return {
         "budget_bytes": plan.budget,
         "floor_bytes": plan.floor,
@@ -102,6 +102,7 @@ def _fields(plan: Plan, rows: list[Forecast], memory_rate: float, reading_rate: 
         "expected": [
             {
                 "hit_rate": row.hit_rate,
+                "even_routing": row.hit_rate == even,
                 "disk_bytes": row.disk_bytes,
                 "tokens_per_s": row.tokens_per_s,
                 "limit": row.limit,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,24 @@ def test_plan(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["expected"][0]["tokens_per_s"] > 0
     assert main(["plan", "-m", str(model)]) == 0
     assert "key-value cache" in capsys.readouterr().out
+
+
+def test_hit_rates_of_a_plan_are_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the embedded model, of whose experts about half have room; that of even routing is marked."""
+    def plan(ram: int) -> dict[str, Any]:
+        assert main(["plan", "--ram", str(ram), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    least = plan(1 << 30)["floor_bytes"]
+    found = plan(least + (10 << 20))
+    rates = [row["hit_rate"] for row in found["expected"]]
+    assert rates == sorted(rates)
+    assert len(rates) == 4
+    assert [row["even_routing"] for row in found["expected"]].count(True) == 1
+    assert main(["plan", "--ram", str(least + (10 << 20))]) == 0
+    shown = re.findall(r"^(\d+)%(?: \(even routing\))?  ", capsys.readouterr().out, re.MULTILINE)
+    assert len(shown) == 4
+    assert [int(rate) for rate in shown] == sorted(int(rate) for rate in shown)
 
 
 def test_plan_below_the_floor(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
