@@ -40,6 +40,11 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
         _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer within {low}..{high}")
 
 
+def _check_bytes(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        _refuse(name, value, "a whole number of bytes of at least 1; 2.5 GiB are 5 << 29")
+
+
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise ArgumentError unless value is a finite number within low..high (above low when open)."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -66,14 +71,16 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
 class LoadOptions:
     """How a model is loaded. None means: decided from the model and the machine.
 
-    ram: bytes that the whole process may take. context: tokens of one sequence. sequences: how many may be in work at
-    once, each with a whole context. chunk: tokens of a prompt that go through the layers together. share_prefixes: keep
-    keys and values of ended sequences, for prompts that begin alike. kv_type: how these are held, as half floats or as
-    int8 with a scale for each 32, which takes little more than half of the memory.
+    ram: bytes that the whole process may take. beside: what another process of the service takes of them. context:
+    tokens of one sequence. sequences: how many may be in work at once, each with a whole context. chunk: tokens of a
+    prompt that go through the layers together. share_prefixes: keep keys and values of ended sequences, for prompts
+    that begin alike. kv_type: how these are held, as half floats or as int8 with a scale for each 32, which takes
+    little more than half of the memory.
     """
 
     path: Path | None = None
     ram: int | None = None
+    beside: int = 0
     threads: int | None = None
     context: int | None = None
     precision: Precision = "fast"
@@ -86,7 +93,8 @@ class LoadOptions:
         if self.path is not None:
             object.__setattr__(self, "path", Path(self.path))
         if self.ram is not None:
-            check_integer("ram", self.ram, 1)
+            _check_bytes("ram", self.ram)
+        check_integer("beside", self.beside, 0)
         if self.threads is not None:
             check_integer("threads", self.threads, 1, MAX_THREADS)
         if self.context is not None:

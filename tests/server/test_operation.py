@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,22 @@ def listens(server: Server) -> bool:
     except httpx.TransportError:
         return False
     return True
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_both_processes_share_the_memory_asked_for() -> None:
+    """The engine's part and the most that the web server takes, with its connections, are no more than --ram."""
+    with serving("--ram", "320M") as server, ThreadPoolExecutor(48) as clients:
+        engine = re.search(r"([\d.]+) MiB for the engine", server.line)
+        assert engine is not None
+        answers = [clients.submit(server.post, "/v1/completions", {**ENDLESS, "max_tokens": 20}) for _ in range(48)]
+        assert all(answer.result().status_code == 200 for answer in answers)
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
+        assert peak is not None
+        assert float(engine[1]) + int(peak[1]) / 1024 <= 320
+        assert server.metric("colibri_memory_budget_bytes") == pytest.approx(float(engine[1]) * 2**20, rel=1e-3)
 
 
 # ---- clients that leave --------------------------------------------------------------------------------------------

@@ -32,9 +32,14 @@ def test_sampling(field: str, value: Any, expected: str) -> None:
         SamplingParams(**{field: value})
 
 
+def test_memory_is_asked_for_in_bytes() -> None:
+    with pytest.raises(ArgumentError, match="ram: found '90M', expected a whole number of bytes"):
+        LoadOptions(ram="90M")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("field", "value"), [
     ("ram", 0), ("threads", 0), ("threads", 1.0), ("threads", 257), ("context", 0), ("precision", "exakt"),
-    ("sequences", 0), ("chunk", 0),
+    ("sequences", 0), ("chunk", 0), ("ram", "90M"), ("beside", -1),
 ])  # fmt: skip
 def test_load_options(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"{field}: found"):

@@ -24,6 +24,10 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
+    def __init__(self, least: int = 1) -> None:
+        """least: bytes below which a unit must have been forgotten."""
+        self._least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
@@ -34,6 +38,8 @@ class Size(click.ParamType[int]):
         size = int(float(match[1]) * unit ** _POWERS[match[2].upper()])
         if size < 1:
             self.fail(f"{value!r} is less than a byte; write it as 2.5G, 800M or bytes", param, ctx)
+        if size < self._least:
+            self.fail(f"{value!r} is {size} bytes; give a unit, as 2.5G or 800M", param, ctx)
         return size
 
 
@@ -87,7 +93,7 @@ def load_options(function: Decorated) -> Decorated:
     decorated: Decorated = command
     for option in reversed(
         (
-            click.option("--ram", type=Size(), help="Bound on the whole process's memory, as 2.5G (GiB)."),
+            click.option("--ram", type=Size(least=1 << 20), help="Bound on the whole process's memory, as 2.5G (GiB)."),
             click.option(
                 "--threads",
                 type=click.IntRange(1),

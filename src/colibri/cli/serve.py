@@ -77,7 +77,7 @@ def _announce(service: Service, ready: Ready, url: str) -> None:
     fits = "every expert fits" if plan["fits"] else "experts come and go"
     click.echo(
         f"{service.name} at {url}  ({ready.model['layers']} layers, {ready.model['experts']} experts, "
-        f"{readable(plan['budget_bytes'])} budget: {fits}; {ready.sequences} x {ready.context} tokens, "
+        f"{readable(plan['budget_bytes'])} for the engine: {fits}; {ready.sequences} x {ready.context} tokens, "
         f"{ready.threads} threads, {ready.isa})"
     )
     for note in ready.notes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from colibri import ops
@@ -15,7 +15,7 @@ from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
 from colibri.experts.heat import Heat
-from colibri.experts.plan import Needs, Plan, default_budget, make_plan
+from colibri.experts.plan import Needs, Plan, default_budget, make_plan, readable
 from colibri.experts.reading import staging_bytes
 from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore
@@ -84,7 +84,8 @@ def plan_model(options: LoadOptions) -> Prepared:
     cache = SharedCache(config, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
     workspace = Workspace(config, min(options.chunk, options.sequences * context))
     machine = detect_memory()
-    budget = default_budget(machine) if options.ram is None else options.ram
+    asked = options.ram is not None
+    budget = default_budget(machine) if options.ram is None else options.ram - options.beside
 
     def plan() -> Plan:
         needs = Needs(
@@ -92,7 +93,10 @@ def plan_model(options: LoadOptions) -> Prepared:
             workspace=_working_bytes(config, workspace) + table_bytes(config.rope, context),
             staging=(READERS + 1) * staging_bytes(store),
         )  # fmt: skip
-        return make_plan(store, config.experts_per_token, needs, budget)
+        return make_plan(
+            store, config.experts_per_token, needs, budget,
+            beside=options.beside if asked else 0, machine=None if asked else machine,
+        )  # fmt: skip
 
     divided = plan()
     if options.sequences == 1:  # nobody waits for a token while a long chunk is computed
@@ -100,6 +104,9 @@ def plan_model(options: LoadOptions) -> Prepared:
         if chunk > workspace.capacity:
             workspace = Workspace(config, chunk)
             divided = plan()
+    if options.ram is not None and options.ram > machine.total:
+        note = f"--ram {readable(options.ram)} is more than the memory that is here, {readable(machine.total)}"
+        divided = replace(divided, notes=(*divided.notes, note))
     return Prepared(checkpoint, config, context, store, weights, cache, workspace, divided)
 
 

@@ -89,18 +89,25 @@ def default_budget(machine: MachineMemory) -> int:
     return machine.resident + max(0, machine.available - reserve)
 
 
-def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: int) -> Plan:
-    """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do."""
+def make_plan(
+    store: ExpertStore, experts_per_token: int, needs: Needs, budget: int, *, beside: int = 0,
+    machine: MachineMemory | None = None,
+) -> Plan:  # fmt: skip
+    """Divide `budget` bytes. Raises MemoryBudgetError below the floor, with the number that would do.
+
+    beside: what another process takes of the same --ram. machine: where the budget was found and not asked for.
+    """
     totals = store.layout_counts()
     least = dict.fromkeys(totals, experts_per_token)
     floor = needs.total + slots_bytes(least) + HUGE_PAGE * len(least)
     if budget < floor:
-        raise MemoryBudgetError(
-            f"--ram {readable(budget)} is below the floor of this model: {readable(floor)} "
+        parts = (
             f"({readable(needs.dense)} dense weights, {readable(needs.cache)} key-value cache, "
             f"{readable(needs.workspace + needs.staging)} buffers, {readable(needs.process + ALLOCATOR_SLACK)} the "
-            f"process, {readable(slots_bytes(least))} the experts of one layer); use --ram {-(-floor // MIB)}M or more"
+            f"process, {readable(slots_bytes(least))} the experts of one layer"
+            + (f", {readable(beside)} the web server)" if beside else ")")
         )
+        raise MemoryBudgetError(_too_little(budget + beside, floor + beside, parts, machine))
     room = budget - needs.total - HUGE_PAGE * len(totals)
     limits = _limits(room, totals, least)
     token_bytes = experts_per_token * sum(store.slot_bytes(layer) for layer in store.moe_layers())
@@ -116,6 +123,20 @@ def make_plan(store: ExpertStore, experts_per_token: int, needs: Needs, budget: 
         all_expert_bytes=slots_bytes(totals),
         token_bytes=token_bytes,
         notes=_notes(slots_bytes(limits), token_bytes),
+    )
+
+
+def _too_little(budget: int, floor: int, parts: str, machine: MachineMemory | None) -> str:
+    enough = f"use --ram {-(-floor // MIB)}M or more"
+    if machine is None:
+        return f"--ram {readable(budget)} is below the floor of this model: {readable(floor)} {parts}; {enough}"
+    most = machine.resident + machine.available
+    advice = "end other programs or raise the container's limit, or use a smaller --context or --kv-type q8_0"
+    if floor <= most:
+        advice = f"{enough} to take a part of what is left to the system, or {advice}"
+    return (
+        f"this model needs {readable(floor)} at least {parts}, but {readable(most)} are available here, of which "
+        f"{readable(budget)} may be taken and the rest is left to the system; {advice}"
     )
 
 

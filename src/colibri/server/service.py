@@ -6,11 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from colibri.engine.model import model_path
 from colibri.errors import ColibriError
+from colibri.machine import resident_bytes
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
@@ -20,6 +21,7 @@ from colibri.server.supervisor import Supervisor, Ticket
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import open_checkpoint
 
+CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, requests and answers
 DEFAULT_REQUEST_S = 2.0  # guess of a request's time before any has ended
 MAX_RETRY_S = 60
 
@@ -51,9 +53,13 @@ class Service:
         self.supervisor.on_stats = self._take_stats
 
     async def start(self) -> Ready:
-        """Load the tokenizer here and the model there. Raises ColibriError or RuntimeError."""
-        self.supervisor.start()
+        """Load the tokenizer here and then the model there. Raises ColibriError or RuntimeError.
+
+        With --ram the engine gets what this process leaves of it, which is known once the tokenizer is there.
+        """
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        self.supervisor.options = replace(self.settings.load, beside=resident_bytes() + CONNECTIONS_BYTES)
+        self.supervisor.start()
         ready = await self.supervisor.wait_ready()
         if self.settings.model_name is None:
             self.name = "-".join(str(ready.model["name"]).lower().split()) or "colibri"

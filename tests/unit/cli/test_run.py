@@ -82,6 +82,18 @@ def test_no_memory_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'0' is less than a byte; write it as 2.5G" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["2.5", "800", "100K"])
+def test_memory_without_a_unit(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--prompt", "x", "--ram", given]) == 2
+    assert re.search(rf"'{given}' is \d+ bytes; give a unit, as 2.5G", capsys.readouterr().err)
+
+
+def test_more_memory_than_there_is_is_noted() -> None:
+    done = colibri([*RUN, "--prompt", "x", "--max-tokens", "1", "--ram", "900T"])
+    assert done.returncode == 0
+    assert b"note: --ram 921600.00 GiB is more than the memory that is here, " in done.stderr
+
+
 def test_an_empty_prompt_is_noted_and_memory_is_told_in_the_units_of_ram() -> None:
     done = colibri(["run", "--prompt", "", "--max-tokens", "2"])
     assert done.returncode == 0, done.stderr

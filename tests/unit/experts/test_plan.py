@@ -34,6 +34,29 @@ def test_below_the_floor(store: ExpertStore) -> None:
     assert all(limit >= CHOSEN for limit in plan.limits.values())
 
 
+def test_below_the_floor_of_what_was_found(store: ExpertStore) -> None:
+    """What can be had is said; --ram is advised only where it could help."""
+    machine = MachineMemory(available=300 * MIB, total=1 << 30, resident=20 * MIB)
+    budget = default_budget(machine)
+    with pytest.raises(MemoryBudgetError) as refusal:
+        make_plan(store, CHOSEN, NEEDS, budget, machine=machine)
+    assert "320.0 MiB are available here, of which 64.0 MiB may be taken" in str(refusal.value)
+    assert re.search(r"; use --ram \d+M or more to take a part of what is left", str(refusal.value))
+    machine = MachineMemory(available=30 * MIB, total=1 << 30, resident=20 * MIB)
+    with pytest.raises(MemoryBudgetError, match=r"50.0 MiB are available here, of which 20.0 MiB may be") as refusal:
+        make_plan(store, CHOSEN, NEEDS, default_budget(machine), machine=machine)
+    assert "--ram" not in str(refusal.value)
+
+
+def test_below_the_floor_beside_another_process(store: ExpertStore) -> None:
+    """The number counts the other process: with it, this one has enough."""
+    with pytest.raises(MemoryBudgetError, match=r"--ram 150.0 MiB is below .* 100.0 MiB the web server") as refusal:
+        make_plan(store, CHOSEN, NEEDS, 50 * MIB, beside=100 * MIB)
+    enough = re.search(r"use --ram (\d+)M", str(refusal.value))
+    assert enough is not None
+    make_plan(store, CHOSEN, NEEDS, (int(enough[1]) - 100) * MIB, beside=100 * MIB)
+
+
 LAYOUTS = {
     (("Q4_K", 256 * a, 256), ("Q4_K", 256 * a, 256), (kind, 256, 256 * a)): 64 * a
     for a, kind in ((1, "Q4_K"), (2, "Q6_K"), (3, "Q8_0"))
