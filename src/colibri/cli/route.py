@@ -46,7 +46,7 @@ def command(
     with open_model(options) as loaded:
         experts = loaded.config.experts
         if save is not None:
-            loaded.checkpoint.check_output(save)
+            loaded.checkpoint.check_output(save, replace=True)
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
     if save is not None:
         _save(save, trace)
