@@ -25,7 +25,7 @@ SLOW_DISK = 0.5e9  # bytes a second; a model that does not fit reads experts for
 LITTLE_MEMORY = 1 << 30
 _NO_FILE = "give the path of a model: -m, or the variable COLIBRI_MODEL"
 _ADVICE: dict[type[ColibriError], str] = {
-    MemoryBudgetError: "more --ram, a smaller --context, --kv-type q8_0 or a smaller quantisation; colibri plan counts",
+    MemoryBudgetError: "a smaller --context, --kv-type q8_0, smaller weights or more memory; colibri plan counts",
     UnsupportedError: "another model, or colibri convert where it reads this one",
     ArgumentError: "another value for that option",
     ColibriError: "give the path of a model; fetch or convert this one again if it should be one",

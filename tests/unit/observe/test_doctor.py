@@ -88,7 +88,7 @@ def test_advice_fits_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (LoadOptions(path=tmp_path / "none.gguf"), "give the path of a model: -m"),
         (LoadOptions(path=tmp_path / ("long" * 100)), "give the path of a model: -m"),
         (LoadOptions(path=tmp_path / "other.gguf"), "fetch or convert this one again"),
-        (LoadOptions(path=model, ram=1 << 20), "more --ram"),
+        (LoadOptions(path=model, ram=1 << 20), "more memory"),
         (LoadOptions(path=model, context=1 << 20), "another value"),
     ]
     for options, advice in cases:
