@@ -27,6 +27,7 @@ from colibri.conversion.journal import Journal, journal_of
 from colibri.conversion.mixes import mix as find_mix
 from colibri.conversion.pieces import Bytes, Floats, Pieces
 from colibri.conversion.plan import Output, output_metadata, plan_outputs
+from colibri.conversion.rehearsal import rehearse
 from colibri.errors import ArgumentError, FileError, FormatError
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
@@ -81,6 +82,8 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
         metadata["general.name"] = options.name
     specs = [output.spec for output in outputs]
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
+    if options.only_expert is None:
+        rehearse(checkpoint, outputs, metadata)
     old = _check_destination(checkpoint, destination, writer, options)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance), writer.begun)

@@ -24,6 +24,7 @@ MAX_NAME: Final = 1024
 MAX_STEP: Final = 16  # values from one to the next, in the direction in which they are closest
 BIN_INDEX_NAME: Final = "pytorch_model.bin.index.json"
 _OLD_MAGIC: Final = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # a pickle of the number that old files begin with
+_PICKLES: Final = (b"\x80", b"c", b"(")  # how those of Python begin that are neither in a zip file nor torch's
 
 
 def read_weights(directory: Path) -> dict[str, SafeTensor]:
@@ -70,8 +71,11 @@ def _load(path: Path, known: Globals) -> tuple[Any, Mapping[str, int]]:
     """What a file holds, and the offset of each storage's first byte."""
     with opened(path) as (descriptor, size):
         try:
-            if read_exactly(path, descriptor, min(size, len(_OLD_MAGIC)), 0) == _OLD_MAGIC:
+            start = read_exactly(path, descriptor, min(size, len(_OLD_MAGIC)), 0)
+            if start == _OLD_MAGIC:
                 return _load_old(path, descriptor, size, known)
+            if start.startswith(_PICKLES):
+                _refuse_pickle(path, descriptor, size, known)
             with path.open("rb") as file:
                 _check_directory(file)
                 with zipfile.ZipFile(file) as archive:
@@ -158,6 +162,15 @@ def _load_old(path: Path, descriptor: int, size: int, known: Globals) -> tuple[A
     if position > size:
         raise FileError(f"{path}: takes {position} bytes, but the file has {size}; it is truncated")
     return content, starts
+
+
+# ---- pickles of other programs ----
+
+
+def _refuse_pickle(path: Path, descriptor: int, size: int, known: Globals) -> None:
+    """Always raises: such a pickle holds no storages to read tensors from, but may ask for what runs code."""
+    Unpickler(path, io.BytesIO(read_exactly(path, descriptor, min(size, MAX_PICKLE_BYTES), 0)), known).load()
+    raise ValueError("a pickle of another program")
 
 
 # ---- tensors ----

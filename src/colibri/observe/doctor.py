@@ -71,7 +71,7 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
     size = f"{summary.file_bytes / 1e9:.2f} GB, {config.experts} experts a layer, {config.experts_per_token} used"
     yield Finding("ok", "model", f"{checkpoint.name}, {checkpoint.architecture}, {size}")
     for note in notes:
-        yield Finding("slow", "tokenizer", note, "convert the checkpoint again")
+        yield Finding("slow", "tokenizer", note, "convert the checkpoint again with --pre-tokenizer NAME")
     yield _checksums(checkpoint.format, CHECKSUMS in checkpoint.metadata)
     yield _fit(plan)
     yield _disk(measure_reading(made.store, config.experts_per_token, cached=False), plan)

@@ -164,7 +164,10 @@ def choose(name: str | None, architecture: str) -> tuple[PreTokenizer, str | Non
     """The pre-tokenizer of that name (obeyed as declared) and, where it looks wrong, a sentence that says so."""
     expected = EXPECTED.get(architecture, frozenset())
     usual = f"; {architecture} checkpoints use {' or '.join(sorted(expected))}" if expected else ""
-    advice = "The text may be split differently from how the model was trained: convert the checkpoint again."
+    advice = (
+        "The text may be split differently from how the model was trained: convert the checkpoint "
+        "again, and with --pre-tokenizer NAME where that gives the same label."
+    )
     if name is None:
         return DEFAULT, f"tokenizer.ggml.pre is missing, taking 'default'{usual}. {advice}"
     if name not in PRE_TOKENIZERS:

@@ -118,12 +118,13 @@ def test_converting_a_gguf_to_its_own_format_copies_the_tensors(tmp_path: Path) 
 def test_metadata_keeps_its_types_and_gains_the_tokenizer(tmp_path: Path) -> None:
     metadata = model_metadata() | {"olmoe.long": Value("uint64", 5), "olmoe.small": Value("uint8", 3)}
     write_model(tmp_path / "s.gguf", metadata)
-    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]}
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    tokens["tokenizer.ggml.merges"] = ["a b"]
     run(tmp_path / "s.gguf", tmp_path / "m.gguf", "bf16", tokenizer=tokens, name="A name")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert fields["olmoe.long"].types == [gguf.GGUFValueType.UINT64]
     assert fields["olmoe.small"].types == [gguf.GGUFValueType.UINT8]
-    assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b", "ab"]
     assert fields["general.name"].contents() == "A name"
     assert fields["general.file_type"].contents() == 32
     assert fields["general.alignment"].contents() == 4096

@@ -158,6 +158,18 @@ def test_globals_are_refused_by_name_and_not_called(tmp_path: Path, function: An
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_globals_of_a_plain_pickle_are_named_too(tmp_path: Path, protocol: int) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "a.bin").write_bytes(pickle.dumps(Hostile(os.system, f"touch {mark}"), protocol))
+    with pytest.raises(UnsupportedError, match=r"asks for \w+\.system"):
+        read_file(tmp_path / "a.bin")
+    assert not mark.exists()
+    (tmp_path / "a.bin").write_bytes(pickle.dumps({"a": [1]}, protocol))
+    with pytest.raises(FormatError, match=r"nothing that torch\.save wrote"):
+        read_file(tmp_path / "a.bin")
+
+
 def test_a_stack_global_built_from_strings_is_refused(tmp_path: Path) -> None:
     write_zip(tmp_path / "a.bin", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R.", [])
     with pytest.raises(UnsupportedError, match=r"os\.system"):

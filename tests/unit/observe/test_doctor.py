@@ -106,6 +106,7 @@ def test_a_model_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     options = LoadOptions(path=GOLDEN / "model.gguf")
     found = {finding.subject: finding for finding in examine_model(options)}
     assert found["fit"].level == "ok"
-    assert found["tokenizer"] == Finding("slow", "tokenizer", "odd", "convert the checkpoint again")
+    advice = "convert the checkpoint again with --pre-tokenizer NAME"
+    assert found["tokenizer"] == Finding("slow", "tokenizer", "odd", advice)
     assert "none in the file" in found["checksums"].found
     assert "MB of weights" in found["a token"].found
