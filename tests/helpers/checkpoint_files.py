@@ -14,6 +14,7 @@ from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.weights.gguf_writer import TensorSpec, Value
 
 HIDDEN, HEADS, HEAD_DIM, WIDTH, EXPERTS, LAYERS, VOCABULARY = 64, 4, 16, 32, 4, 2, 96
+NORMS = ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm")
 
 
 def string(text: bytes | str) -> bytes:
@@ -74,7 +75,7 @@ def model_tensors(per_expert: bool = False, kind: str = "F32") -> list[TensorSpe
     specs = [TensorSpec("token_embd.weight", kind, (VOCABULARY, HIDDEN))]
     for layer in range(LAYERS):
         block = f"blk.{layer}."
-        specs += [TensorSpec(f"{block}{name}.weight", "F32", (HIDDEN,)) for name in ("attn_norm", "ffn_norm")]
+        specs += [TensorSpec(f"{block}{name}.weight", "F32", (HIDDEN,)) for name in NORMS]
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             specs.append(TensorSpec(f"{block}{name}.weight", kind, (HIDDEN, HIDDEN)))
         specs.append(TensorSpec(f"{block}ffn_gate_inp.weight", "F32", (EXPERTS, HIDDEN)))
@@ -160,6 +161,9 @@ def directory_tensors(family: str, fused: bool = False) -> dict[str, tuple[str, 
         block = f"model.layers.{layer}."
         shapes |= {f"{block}self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"}
         shapes |= {f"{block}{norm}.weight": (HIDDEN,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if family != "mixtral":
+            size = HIDDEN if family == "olmoe" else HEAD_DIM
+            shapes |= {f"{block}self_attn.{part}_norm.weight": (size,) for part in "qk"}
         shapes[f"{block}{router}.weight"] = (EXPERTS, HIDDEN)
         if fused:
             shapes[f"{block}{module}.gate_up_proj"] = (EXPERTS, 2 * WIDTH, HIDDEN)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import cast
 
+from colibri import ops
 from colibri.conversion.plan import Output
+from colibri.errors import FileError
+from colibri.experts.residency import Residency
+from colibri.experts.store import ExpertStore
+from colibri.layers.linear import DenseWeights
+from colibri.layers.workspace import Workspace
+from colibri.models.decoder import Decoder
 from colibri.models.registry import model_config
-from colibri.ops import BLOCK_TYPES
 from colibri.text import load_tokenizer
 from colibri.weights.checkpoint import Checkpoint, check
 from colibri.weights.gguf import read_one_file
@@ -19,27 +28,49 @@ from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
 
+class _Unread(DenseWeights):
+    """Checks shapes as at a load; matrices are handles that are never filled, and vectors hold ones."""
+
+    def vector(self, name: str, size: int) -> ops.Tensor:
+        """The vector (size,)."""
+        self.checkpoint.require(name, (size,))
+        tensor = ops.tensor("F32", (size,))
+        tensor.numpy()[...] = 1
+        return tensor
+
+
 def rehearse(checkpoint: Checkpoint, outputs: Sequence[Output], metadata: Mapping[str, object]) -> None:
-    """Make the configuration and the tokenizer of a whole model from the output's metadata, as the engine will.
+    """Make the configuration, the layers and the tokenizer of a whole model, as the engine will of the output.
 
     Raises FormatError or UnsupportedError that names the source, as opening the output would.
     """
-    with TemporaryDirectory() as folder:
-        header = Path(folder) / "header.gguf"
-        header.write_bytes(gguf_header(metadata, []))
-        values = Metadata(checkpoint.path, read_one_file(header).metadata)
+    values = _as_read(checkpoint.path, metadata)
     specs = [output.spec for output in outputs]
     tensors = {
         spec.name: TensorInfo(spec.name, spec.type, spec.shape, checkpoint.path, 0, spec.nbytes) for spec in specs
     }
     output = replace(
-        checkpoint, metadata=values, tensors=tensors, tokenizer_source=values, accepted=frozenset(BLOCK_TYPES)
+        checkpoint, metadata=values, tensors=tensors, tokenizer_source=values, accepted=frozenset(ops.BLOCK_TYPES)
     )
     check(output)
-    model_config(output)
+    config = model_config(output)
+    experts = cast("Residency", SimpleNamespace(store=ExpertStore(output)))  # nothing is read of them
+    with suppress(MemoryError):  # of addresses for the dense matrices; no memory is taken for them
+        Decoder(config, _Unread(output), experts, Workspace(config, 1), context=1, exact=False)
     if "tokenizer.ggml.model" in values:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a doubtful label; it is told to those who run the file
             tokenizer = load_tokenizer(values)
         tokenizer.token_bytes(0)
         tokenizer.encode("a text")
+
+
+def _as_read(source: Path, metadata: Mapping[str, object]) -> Metadata:
+    """The metadata as a reader of the output has it."""
+    try:
+        with TemporaryDirectory() as folder:
+            header = Path(folder) / "header.gguf"
+            header.write_bytes(gguf_header(metadata, []))
+            return Metadata(source, read_one_file(header).metadata)
+    except OSError as error:
+        raise FileError(f"no temporary file can be written: {error.strerror}; let TMPDIR name a folder") from error

@@ -204,6 +204,7 @@ def test_the_advice_about_a_doubtful_label_helps(source: Path, converted: Path, 
 
 @pytest.mark.parametrize(("changes", "found"), [
     ({"head_dim": 15}, "rope.rotary: found 15"),
+    ({"num_attention_heads": 2}, "blk.0.attn_q.weight has shape (64, 64), (32, 64) is expected"),
     ({"num_key_value_heads": 3}, "kv_heads: found 3, expected a divisor of heads"),
 ])  # fmt: skip
 def test_a_configuration_that_makes_no_model_is_refused_before_any_work(

@@ -70,7 +70,7 @@ def test_a_directory_becomes_the_same_numbers(tmp_path: Path, family: str) -> No
         np.testing.assert_array_equal(
             written["blk.1.ffn_up_exps.weight"][expert], source[f"model.layers.1.{module}.{expert}.{up}.weight"]
         )
-    assert len(written) == 3 + LAYERS * 10
+    assert len(written) == 3 + LAYERS * (10 if family == "mixtral" else 12)
 
 
 def test_queries_and_keys_are_stored_for_rope_on_adjacent_pairs(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_damage_between_writing_and_reading_back_is_found(tmp_path: Path, monkey
         read_back(files, checksums)
 
     monkeypatch.setattr(conversion, "_read_back", damage)
-    with pytest.raises(FormatError, match="reads back"):
+    with pytest.raises(FormatError, match=r"reads back as other bytes.*run the same command again"):
         run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
 
