@@ -16,7 +16,7 @@ from torch_files import permuted, save, write_zip
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.deepspeed import DENSE, deepspeed_folder, open_deepspeed
 from colibri.conversion.source import open_source
-from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
+from colibri.errors import ArgumentError, ColibriError, FileError, FormatError, UnsupportedError
 from colibri.weights.checkpoint import open_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -76,6 +76,10 @@ def test_the_folder_that_latest_names(tmp_path: Path) -> None:
     assert deepspeed_folder(tmp_path) == tmp_path / "step"
     with pytest.raises(FileError, match="colibri convert"):
         open_checkpoint(tmp_path / "step")
+    (tmp_path / "step" / "tokenizer.json").write_text("{}")
+    for file in (tmp_path / "latest", tmp_path / "step" / "tokenizer.json", tmp_path / "step" / DENSE):
+        with pytest.raises(ArgumentError, match="the model is read from this file"):
+            convert(open_source(tmp_path), file, Options("f32", replace=True))
 
 
 REFUSED: list[tuple[dict[str, Any], type, str]] = [
