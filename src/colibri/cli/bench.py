@@ -110,7 +110,8 @@ def _limits(report: dict[str, Any]) -> str:
         f"limits: of the integer peak in prefill, of the bandwidth in decode "
         f"({size(limits['active_bytes_per_token'])} and {count(limits['products_per_token'])} products a token)\n"
         f"Python's share of a decode step {limits['python_fraction']:.1%}, "
-        f"memory {readable(memory['peak_rss_bytes'])} at most with what measuring takes, experts {readable(memory['expert_bytes_resident'])}"
+        f"memory {readable(memory['peak_rss_bytes'])} at most with what measuring takes, "
+        f"experts {readable(memory['expert_bytes_resident'])}"
     )
 
 
