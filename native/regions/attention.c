@@ -95,6 +95,21 @@ static int64_t query_row(const struct job *job, const struct strip *s, int kv_he
     return (int64_t)(s->token + row / job->group) * job->in->heads + kv_head * job->group + row % job->group;
 }
 
+/* ---- the cache: keys and values of a kv head in a block of the row's sequence ---- */
+
+static size_t where(const struct job *job, int row, int kv_head, int block) {
+    const int32_t *table = job->batch->table[job->batch->sequence[row]];
+    return (size_t)table[block] * (size_t)job->cache->kv_heads + (size_t)kv_head;
+}
+
+static uint8_t *keys_of(const struct job *job, int row, int kv_head, int block) {
+    return job->cache->keys + where(job, row, kv_head, block) * kv_block_bytes(job->cache->type, job->cache->key_dim);
+}
+
+static uint8_t *values_of(const struct job *job, int row, int kv_head, int block) {
+    return job->cache->values + where(job, row, kv_head, block) * kv_block_bytes(job->cache->type, job->cache->value_dim);
+}
+
 /* ---- the rows of the step ---- */
 
 /* Turns one row's heads that belong to a kv head, and puts its key and value into the cache. */
@@ -111,10 +126,8 @@ static void store(const struct job *job, int row, int kv_head) {
             kernels->rope(in->q + head * c->key_dim, cosine, sine, in->rotary);
         kernels->rope(key, cosine, sine, in->rotary);
     }
-    const int32_t *table = job->batch->table[job->batch->sequence[row]];
-    const size_t at = (size_t)table[position / ATTENTION_SPLIT] * (size_t)c->kv_heads + (size_t)kv_head;
-    kernels->kv_append[c->type](c->keys + at * kv_block_bytes(c->type, c->key_dim),
-                                c->values + at * kv_block_bytes(c->type, c->value_dim), key,
+    const int block = position / ATTENTION_SPLIT;
+    kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), key,
                                 in->v + kv_row * c->value_dim, slot, c->key_dim, c->value_dim);
 }
 
@@ -148,25 +161,11 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     w->packed_task = task;
 }
 
-/* Which of all (block, kv head) of the cache. */
-static size_t where(const struct job *job, int task, int block) {
-    const int32_t *table = job->batch->table[job->batch->sequence[strip_of(job, task)->token]];
-    return (size_t)table[block] * (size_t)job->cache->kv_heads + (size_t)head_of(job, task);
-}
-
-static const uint8_t *keys_of(const struct job *job, int task, int block) {
-    return job->cache->keys + where(job, task, block) * kv_block_bytes(job->cache->type, job->cache->key_dim);
-}
-
-static const uint8_t *values_of(const struct job *job, int task, int block) {
-    return job->cache->values + where(job, task, block) * kv_block_bytes(job->cache->type, job->cache->value_dim);
-}
-
 /* Keys of the block that is likely to come next. */
 static const uint8_t *keys_after(const struct job *job, int task, int block) {
     const struct strip *s = strip_of(job, task);
     const int next = block + 1 < s->first_block + s->blocks ? block + 1 : block;
-    return keys_of(job, task, next);
+    return keys_of(job, s->token, head_of(job, task), next);
 }
 
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
@@ -186,8 +185,8 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
     const uint8_t *next = r ? NULL : keys_after(job, task, block); /* the first rows of a strip fetch for all */
-    const struct attention_part part = {keys_of(job, task, block),
-                                        values_of(job, task, block),
+    const struct attention_part part = {keys_of(job, s->token, head_of(job, task), block),
+                                        values_of(job, s->token, head_of(job, task), block),
                                         c->key_dim,
                                         c->value_dim,
                                         rows,
