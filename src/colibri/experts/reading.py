@@ -18,6 +18,7 @@ from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
+from colibri.weights.file_reader import truncated
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -156,10 +157,7 @@ class ExpertReader:
                     "check the disk"
                 ) from error
             if count <= 0:
-                raise FileError(
-                    f"{file.path}: ends at byte {os.fstat(descriptor).st_size}, but {needed - done} bytes at offset "
-                    f"{offset + done} are needed; the file was truncated while in use"
-                )
+                raise truncated(file.path, descriptor, needed - done, offset + done)
             done += count
             if descriptor == file.direct_descriptor and done % ALIGNMENT:
                 descriptor = file.buffered  # a direct read must start on a block; the file's end does not

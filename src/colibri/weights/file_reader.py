@@ -17,6 +17,14 @@ from colibri.errors import FileError
 _READ_LIMIT = 1 << 30  # Linux reads at most 0x7ffff000 bytes a call
 
 
+def truncated(path: Path, descriptor: int, nbytes: int, offset: int) -> FileError:
+    """What a read of so many bytes that found the end of an open file says."""
+    return FileError(
+        f"{path}: ends at byte {os.fstat(descriptor).st_size}, but {nbytes} bytes at offset {offset} are needed; "
+        "the file was truncated while in use"
+    )
+
+
 def open_regular(path: Path) -> int:
     """A descriptor of a regular file for reading; FileError when there is none (a pipe would be waited for)."""
     try:
@@ -95,10 +103,7 @@ class FileReader:
                         f"{file}: reading {len(view)} bytes at offset {offset}: {error.strerror}"
                     ) from error
                 if count == 0:
-                    raise FileError(
-                        f"{file}: ends at byte {os.fstat(descriptor).st_size}, but {len(view)} bytes at offset "
-                        f"{offset} are needed; the file was truncated while in use"
-                    )
+                    raise truncated(file, descriptor, len(view), offset)
                 done += count
 
     def close(self) -> None:
