@@ -3,10 +3,11 @@
     python benchmarks/peers.py MODEL.gguf --peer llama.cpp=/tmp/llama/bin/python --peer ik_llama.cpp=/tmp/ik/bin/python
 
 Each peer lives in a virtual environment of its own, so that its libraries meet none of ours; docs/benchmarks.md says
-how to make them. Without a variant, as in llama.cpp:mapped=PYTHON, all of the engine's are measured; peer_llama.py has
-them. A round is one process of Colibri (`colibri bench --json`) and one of each variant. What a peer was compiled for
-is printed; COLIBRI_ISA=avx2 makes ours use no more. A ratio above 1 means that Colibri is faster, in tokens/s and in
-milliseconds; min and max are those of the rounds. A row for each goes to results/<processor>.csv.
+how to make them. Without a variant, as in llama.cpp:mapped=PYTHON, all of the engine's are measured; peer_llama.py and
+peer_transformers.py have them. transformers does not read the file, but makes a model of that shape in BF16. A round is
+one process of Colibri (`colibri bench --json`) and one of each variant. What a peer was compiled for is printed;
+COLIBRI_ISA=avx2 makes ours use no more. A ratio above 1 means that Colibri is faster, in tokens/s and in milliseconds;
+min and max are those of the rounds. A row for each goes to results/<processor>.csv.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peer_transformers
 from peer_llama import ENGINES
 
 from colibri import ops
@@ -40,6 +42,17 @@ COLUMNS = (
     "date", "commit", "script", "model", "quantisation", "isa", "threads", "metric", "ours", "peer", "peer_version",
     "peer_isa", "peer_value", "ratio_median", "ratio_min", "ratio_max", "rounds", "note",
 )  # fmt: skip
+VARIANTS = {name: tuple(engine.variants) for name, engine in ENGINES.items()} | {
+    "transformers": peer_transformers.VARIANTS
+}
+MODEL_TYPES = {"olmoe": "olmoe", "llama": "mixtral", "qwen3moe": "qwen3_moe"}  # GGUF's name: that of transformers
+TRANSFORMERS_FIELDS = {
+    "num_hidden_layers": "layers", "hidden_size": "hidden_size", "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length", "num_experts": "experts", "num_experts_per_tok": "experts_per_token",
+    "norm_topk_prob": "renormalize", "intermediate_size": "expert_intermediate",
+    "moe_intermediate_size": "expert_intermediate",
+}  # fmt: skip
 Run = dict[str, Any]  # one process: "name", "version", "isa", and "metrics": tokens/s, or ms where the name says so
 
 
@@ -53,23 +66,32 @@ class Variant:
 
     def command(self, model: Path, threads: int) -> list[str]:
         """One process of it, to which more options may be added."""
-        words = [self.python, str(HERE / "peer_llama.py"), self.engine, self.name, str(model)]
-        return [*words, "--threads", str(threads)]
+        script, what = "peer_llama.py", str(model)
+        if self.engine == "transformers":
+            script, what = "peer_transformers.py", json.dumps(transformers_config(model))
+        return [self.python, str(HERE / script), self.engine, self.name, what, "--threads", str(threads)]
 
     def __str__(self) -> str:
         return f"{self.engine} {self.name}"
+
+
+def transformers_config(path: Path) -> dict[str, Any]:
+    """The shape of a GGUF file in the words of transformers."""
+    config = model_config(open_checkpoint(path))
+    shape = {name: getattr(config, ours) for name, ours in TRANSFORMERS_FIELDS.items()}
+    return {"model_type": MODEL_TYPES[config.architecture]} | shape
 
 
 def variants(text: str) -> list[Variant]:
     """Those that ENGINE=PYTHON or ENGINE:VARIANT=PYTHON stands for."""
     name, _, python = text.partition("=")
     engine, _, variant = name.partition(":")
-    if engine not in ENGINES or variant not in ("", *ENGINES[engine].variants):
-        known = ", ".join(f"{name}:{variant}" for name, engine in ENGINES.items() for variant in engine.variants)
+    if engine not in VARIANTS or variant not in ("", *VARIANTS[engine]):
+        known = ", ".join(f"{engine}:{variant}" for engine, names in VARIANTS.items() for variant in names)
         raise argparse.ArgumentTypeError(f"{name} is not known; there are {known}")
     if not Path(python).is_file():
         raise argparse.ArgumentTypeError(f"{python or 'nothing'} after = is not a Python; see docs/benchmarks.md")
-    return [Variant(engine, name, python) for name in ENGINES[engine].variants if variant in ("", name)]
+    return [Variant(engine, name, python) for name in VARIANTS[engine] if variant in ("", name)]
 
 
 def run(command: list[str], prefix: list[str]) -> Any:
