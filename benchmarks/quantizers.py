@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import reference
+from colibri.conversion.dequantize import dequantize
 
 Quantizer = Callable[[str, NDArray[np.float32], Any], NDArray[np.uint8]]
 TYPES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4"]
@@ -33,7 +33,7 @@ def llama_quantizer(library: str) -> Quantizer:
     call.restype, call.argtypes = ctypes.c_size_t, [ctypes.c_int, pointer, pointer, long, long, long, pointer]
 
     def quantize(type: str, x: NDArray[np.float32], importance: Any) -> NDArray[np.uint8]:
-        form = reference.FORMATS[type]
+        form = ops.BLOCK_TYPES[type]
         out = np.empty(x.size // form.values * form.bytes, np.uint8)
         weights = None if importance is None else importance.ctypes.data
         call(form.code, x.ctypes.data, out.ctypes.data, 0, *x.shape, weights)
@@ -55,7 +55,7 @@ def matrices() -> dict[str, NDArray[np.float32]]:
 
 def rms_error(quantize: Quantizer, type: str, x: NDArray[np.float32], importance: Any) -> float:
     """Root of the mean squared error, weighed by column if importances are given."""
-    difference = reference.dequantize(type, quantize(type, x, importance).tobytes(), x.shape).astype(np.float64) - x
+    difference = dequantize(type, quantize(type, x, importance), *x.shape).astype(np.float64) - x
     return float(np.sqrt((difference**2 * (1 if importance is None else importance)).mean()))
 
 

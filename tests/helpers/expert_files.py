@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import reference
 
 from colibri import ops
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
-from colibri.ops import reference
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec

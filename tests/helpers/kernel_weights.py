@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import reference
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import _native, reference
+from colibri.ops import _native
 
 FORMATS = list(ops.BLOCK_TYPES)
 

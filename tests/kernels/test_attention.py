@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import reference
 from kernel_weights import plain, same_everywhere
 from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.config import KvType
-from colibri.ops import _native, reference
+from colibri.ops import _native
 
 F32 = NDArray[np.float32]
 

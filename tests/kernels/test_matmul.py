@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference
 from kernel_weights import FORMATS, close, plain, random_weight, same_everywhere, tiled
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import reference
 
 
 def columns_of(name: str, blocks: int = 3) -> int:

@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import reference
 from kernel_weights import close, plain, random_weight, same_everywhere, tiled
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import reference
 
 Glu = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 Formats = tuple[str, str, str]  # of gate, up, down

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference
 
 from colibri import ops
-from colibri.ops import _native, reference
+from colibri.ops import _native
 
 RNG = np.random.default_rng(11)
 BLOCKS = ["Q4_0", "Q8_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K"]

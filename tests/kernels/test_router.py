@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_weights import plain
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import _native, reference
+from colibri.ops import _native
 
 SCORES = ("softmax", "sigmoid", "softmax_chosen", "sqrt_softplus")
 F32 = NDArray[np.float32]

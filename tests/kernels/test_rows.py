@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from kernel_weights import plain, same_everywhere
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import reference
 
 SIZES = [1, 7, 16, 24, 63, 100, 2048]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from kernel_weights import same_everywhere
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.ops import reference
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

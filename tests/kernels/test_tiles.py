@@ -5,10 +5,10 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+import reference
 from kernel_weights import FORMATS, instruction_sets, plain, random_weight, tiled
 
 from colibri import ops
-from colibri.ops import reference
 
 
 def shape_for(name: str, rows: int) -> tuple[int, int]:

@@ -8,13 +8,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import reference
 
 from colibri.conversion.calibration import calibrate, write_imatrix
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.imatrix import read_imatrix
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError
-from colibri.ops import reference
 from colibri.weights.checkpoint import open_checkpoint
 
 from .conftest import GOLDEN, golden_of

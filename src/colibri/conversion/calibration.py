@@ -5,6 +5,7 @@ The file is llama.cpp's (GGUF, `NAME.in_sum2` and `NAME.counts`), so either prog
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
+from colibri.config import Activation
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError
 from colibri.layers.workspace import Rows
-from colibri.ops import reference
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
 from colibri.weights.load import load_plain, load_tensor
@@ -73,7 +74,7 @@ class Calibration:
         outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in weights)
         ops.matmul(outs, x, weights, True, False, biases)
         first = outs[0].numpy()
-        return reference.glu(self._model.config.activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
+        return glu(self._model.config.activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
 
     def _matrices(self, layer: int, expert: int) -> tuple[Tensors, Tensors | None]:
         """gate, where there is one, and up; their biases, where there are any."""
@@ -116,6 +117,26 @@ def calibrate(
     finally:
         model.engine.decoder.tap = None
     return calibration
+
+
+def sigmoid(x: F64) -> F64:
+    """1 / (1 + exp(-x)), without overflow."""
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def glu(activation: Activation, gate: F32, up: F32) -> F32:
+    """The gated activation of an expert. swiglu_oai is gpt-oss's, with its limits of 7 and its slope of 1.702."""
+    g, u = gate.astype(np.float64), up.astype(np.float64)
+    if activation == "silu":
+        out = g * sigmoid(g) * u
+    elif activation == "gelu_tanh":
+        out = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
+    elif activation == "gelu_erf":
+        out = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2))) * u
+    else:
+        g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+        out = g * sigmoid(1.702 * g) * (u + 1)
+    return out.astype(np.float32)
 
 
 def _ignore(position: int, logits: NDArray[np.float32]) -> None:

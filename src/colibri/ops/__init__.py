@@ -1,6 +1,6 @@
 """The arithmetic of the engine: tensors in native memory and the ops on them.
 
-The only importer of the native module. `reference.py` says in numpy what each op computes.
+The only importer of the native module. tests/helpers/reference.py says in numpy what each op computes.
 """
 
 from __future__ import annotations

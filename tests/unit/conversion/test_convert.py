@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import reference
 from checkpoint_files import (
     EXPERTS,
     HEAD_DIM,
@@ -33,7 +34,6 @@ from colibri.conversion.journal import Journal
 from colibri.conversion.mixes import MIXES, Context, mix, more_bits, tensor_type
 from colibri.conversion.plan import plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
-from colibri.ops import reference
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
 

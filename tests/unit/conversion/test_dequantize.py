@@ -5,9 +5,9 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+import reference
 
 from colibri.conversion.dequantize import READABLE, dequantize
-from colibri.ops import reference
 from colibri.weights.block_types import BY_NAME
 
 HALVES = {

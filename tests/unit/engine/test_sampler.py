@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,7 +16,6 @@ from hypothesis.extra.numpy import arrays
 from colibri.config import SamplingParams
 from colibri.engine.sampler import Choice, Chooser, Sampler, Wish, penalize, top
 from colibri.errors import ArgumentError, ColibriError, NumericalError
-from colibri.ops import reference
 
 logits = arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
 few_values = arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0]))  # many ties

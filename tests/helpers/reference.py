@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import KvType
+from colibri.config import Activation, KvType, Score
+from colibri.conversion import dequantize as conversion
+from colibri.conversion.calibration import glu, sigmoid
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
-Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
-Glu = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
 
 KV_BLOCK = 256  # tokens in a block of the key-value cache
 KV_LANES = 16  # keys that lie side by side in a block
@@ -47,7 +47,6 @@ FORMATS = {
     "Q5_K": Format(13, 256, 176, "q256"),
     "Q6_K": Format(14, 256, 210, "q256"),
 }
-MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice E2M1
 
 
 class Weight(NamedTuple):
@@ -58,94 +57,9 @@ class Weight(NamedTuple):
     shape: tuple[int, int]
 
 
-# ---- block formats -------------------------------------------------------------------------------------------
-
-
 def dequantize(type: str, data: Any, shape: Sequence[int]) -> F32:
-    """Plain GGUF bytes of `type` -> float32 array of `shape` (the last dimension is a row).
-
-    Layouts: the GGUF specification and the OCP microscaling formats (MXFP4).
-    """
-    form = FORMATS[type]
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, form.bytes)  # (blocks, bytes)
-    if shape[-1] % form.values or blocks.shape[0] * form.values != int(np.prod(shape)):
-        raise ValueError(f"{type}: {blocks.size} bytes are not a tensor of shape {tuple(shape)}")
-    return _READERS[type](blocks).reshape(shape)
-
-
-def _half(block_bytes: U8) -> F32:  # (blocks, 2) -> (blocks, 1)
-    return np.ascontiguousarray(block_bytes).view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: U8, run: int) -> U8:
-    """Each run of bytes holds `run` low nibbles, then `run` high ones: (blocks, n) -> (blocks, 2n)."""
-    runs = packed.reshape(len(packed), -1, 1, run)
-    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(packed), -1)
-
-
-def _f32(blocks: U8) -> F32:
-    return blocks.view(np.float32)
-
-
-def _f16(blocks: U8) -> F32:
-    return _half(blocks)
-
-
-def _bf16(blocks: U8) -> F32:
-    return (blocks.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _q4_0(blocks: U8) -> F32:
-    return _half(blocks[:, :2]) * (_nibbles(blocks[:, 2:], 16).astype(np.float32) - 8)
-
-
-def _q8_0(blocks: U8) -> F32:
-    return _half(blocks[:, :2]) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
-
-
-def _mxfp4(blocks: U8) -> F32:
-    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)  # half of 2^(e - 127)
-    return (scale * MXFP4_VALUES[_nibbles(blocks[:, 1:], 16)]).astype(np.float32)
-
-
-def scales_and_mins(packed: U8) -> tuple[U8, U8]:
-    """The 12 bytes of a Q4_K or Q5_K block -> eight 6-bit scales and eight 6-bit mins, (blocks, 8) each."""
-    low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=1)
-    mins = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=1)
-    return scales, mins
-
-
-def _scaled_offset(blocks: U8, q: U8) -> F32:
-    """d * scale * q - dmin * min, one scale and min for each 32 of the 256 values."""
-    scales, mins = scales_and_mins(blocks[:, 4:16])
-    step = (_half(blocks[:, 0:2]) * scales.astype(np.float32))[:, :, None]  # (blocks, 8, 1)
-    offset = (_half(blocks[:, 2:4]) * mins.astype(np.float32))[:, :, None]
-    return (step * q.reshape(-1, 8, 32).astype(np.float32) - offset).reshape(-1, 256)
-
-
-def _q4_k(blocks: U8) -> F32:
-    return _scaled_offset(blocks, _nibbles(blocks[:, 16:144], 32))
-
-
-def _q5_k(blocks: U8) -> F32:
-    fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
-    return _scaled_offset(blocks, (_nibbles(blocks[:, 48:176], 32) | fifth << 4).astype(np.uint8))
-
-
-def _q6_k(blocks: U8) -> F32:
-    low = _nibbles(blocks[:, 0:128], 64)
-    pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    q = (low | pairs.reshape(-1, 256) << 4).astype(np.float32) - 32
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    step = (_half(blocks[:, 208:210]) * scales)[:, :, None]  # (blocks, 16, 1)
-    return (step * q.reshape(-1, 16, 16)).reshape(-1, 256)
-
-
-_READERS = {
-    "F32": _f32, "F16": _f16, "BF16": _bf16, "Q4_0": _q4_0, "Q8_0": _q8_0, "MXFP4": _mxfp4,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
-}  # fmt: skip
+    """Plain GGUF bytes of `type` -> float32 array of `shape` (the last dimension is a row)."""
+    return conversion.dequantize(type, data, math.prod(shape[:-1]), shape[-1]).reshape(shape)
 
 
 # ---- activations ---------------------------------------------------------------------------------------------
@@ -193,25 +107,6 @@ def embed(table: Weight, ids: I32) -> F32:
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------
-
-
-def _sigmoid(x: F64) -> F64:
-    return np.exp(-np.logaddexp(0.0, -x))
-
-
-def glu(activation: Glu, gate: F32, up: F32) -> F32:
-    """The gated activation of an expert. swiglu_oai is gpt-oss's, with its limits of 7 and its slope of 1.702."""
-    g, u = gate.astype(np.float64), up.astype(np.float64)
-    if activation == "silu":
-        out = g * _sigmoid(g) * u
-    elif activation == "gelu_tanh":
-        out = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
-    elif activation == "gelu_erf":
-        out = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2))) * u
-    else:
-        g, u = np.minimum(g, 7), np.clip(u, -7, 7)
-        out = g * _sigmoid(1.702 * g) * (u + 1)
-    return out.astype(np.float32)
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
@@ -329,7 +224,7 @@ def _softmax(x: F64) -> F64:
 
 _SCORES: dict[Score, Callable[[F64], F64]] = {
     "softmax": _softmax,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "softmax_chosen": lambda logits: logits,
     "sqrt_softplus": lambda logits: np.sqrt(np.logaddexp(0.0, logits)),
 }
@@ -366,7 +261,7 @@ class Expert(NamedTuple):
     down_bias: F32 | None = None
 
 
-def expert(x: F32, e: Expert, activation: Glu = "silu", exact: bool = False) -> F32:
+def expert(x: F32, e: Expert, activation: Activation = "silu", exact: bool = False) -> F32:
     """x (n, hidden) -> (n, hidden): down(glu(gate x, up x)), without a gate down(glu(up x, 1)).
 
     Fast mode quantises x and the activated row alike.
@@ -376,7 +271,9 @@ def expert(x: F32, e: Expert, activation: Glu = "silu", exact: bool = False) -> 
     return matmul(glu(activation, gate, up), e.down, exact, e.down_bias)
 
 
-def moe(x: F32, experts: Sequence[Expert | None], ids: I32, activation: Glu = "silu", exact: bool = False) -> F32:
+def moe(
+    x: F32, experts: Sequence[Expert | None], ids: I32, activation: Activation = "silu", exact: bool = False
+) -> F32:
     """One row for each (token, slot): x (n, hidden), ids (n, k) -> slots (n * k, hidden). None: not resident."""
     slots = np.zeros((ids.size, x.shape[1]), np.float32)
     for place, number in enumerate(ids.reshape(-1).tolist()):
