@@ -120,7 +120,8 @@ def _write(
     expected = source_checksums(checkpoint.path) if checkpoint.format == "gguf" else {}
     total = writer.data_bytes
     done = total - sum(output.spec.nbytes for output in outputs)
-    with FileReader() as reader, ThreadPoolExecutor(threads or ops.threads(), thread_name_prefix="convert") as pool:
+    reader = FileReader()
+    with ThreadPoolExecutor(threads or ops.threads(), thread_name_prefix="convert") as pool:
         for output in outputs:
             pieces = Pieces(output, reader, importance.get(output.spec.name), pool, expected)
             writer.write(output.spec.name, _counted(pieces, progress, done, total))
@@ -193,10 +194,10 @@ def _read_back(files: Sequence[Path], checksums: Sequence[int]) -> None:
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         tensors |= read_one_file(file).tensors
-    with FileReader() as reader:
-        for part, expected in zip(summed_parts(tensors), checksums, strict=True):
-            if checksum(part, reader) != expected:
-                raise FormatError(
-                    f"{part.file}: {part.name} reads back as other bytes than were written; "
-                    "what was written is removed: run the same command again, and test the disk if this returns"
-                )
+    reader = FileReader()
+    for part, expected in zip(summed_parts(tensors), checksums, strict=True):
+        if checksum(part, reader) != expected:
+            raise FormatError(
+                f"{part.file}: {part.name} reads back as other bytes than were written; "
+                "what was written is removed: run the same command again, and test the disk if this returns"
+            )

@@ -97,19 +97,19 @@ def _means(path: Path, name: str, total: Floats, seen: Floats) -> Floats:
 def _read_gguf(path: Path) -> dict[str, tuple[Floats, Floats]]:
     tensors = read_gguf(path).tensors
     sums = {}
-    with FileReader() as reader:
-        for name, info in tensors.items():
-            base = name.removesuffix(".in_sum2")
-            if base == name:
-                continue
-            count = tensors.get(f"{base}.counts")
-            if count is None or info.type != "F32" or count.type != "F32":
-                raise FormatError(f"{path}: {base:.200} has no counts, or is not of type F32")
-            total = _values(info, reader).reshape(-1, info.shape[-1])
-            seen = _values(count, reader).reshape(-1)
-            if len(seen) != len(total):
-                raise FormatError(f"{path}: {base:.200} has {len(total)} sums and {len(seen)} counts")
-            sums[base] = total, seen
+    reader = FileReader()
+    for name, info in tensors.items():
+        base = name.removesuffix(".in_sum2")
+        if base == name:
+            continue
+        count = tensors.get(f"{base}.counts")
+        if count is None or info.type != "F32" or count.type != "F32":
+            raise FormatError(f"{path}: {base:.200} has no counts, or is not of type F32")
+        total = _values(info, reader).reshape(-1, info.shape[-1])
+        seen = _values(count, reader).reshape(-1)
+        if len(seen) != len(total):
+            raise FormatError(f"{path}: {base:.200} has {len(total)} sums and {len(seen)} counts")
+        sums[base] = total, seen
     return sums
 
 

@@ -73,16 +73,16 @@ def _verify(
         damages.append(Damage(str(metadata.source), "metadata", str(error)))
         expected = []
     done, total = 0, sum(part.nbytes for part in parts)
-    with FileReader() as reader:
-        for part, written in itertools.zip_longest(parts, expected):
-            problem, value = _examine(part, reader)
-            if written is not None and written != value:
-                problem = f"checksum {value:08x}, {written:08x} was written at conversion"
-            if problem:
-                damages.append(Damage(str(part.file), part.name, problem))
-            done += part.nbytes
-            if progress is not None:
-                progress(done, total)
+    reader = FileReader()
+    for part, written in itertools.zip_longest(parts, expected):
+        problem, value = _examine(part, reader)
+        if written is not None and written != value:
+            problem = f"checksum {value:08x}, {written:08x} was written at conversion"
+        if problem:
+            damages.append(Damage(str(part.file), part.name, problem))
+        done += part.nbytes
+        if progress is not None:
+            progress(done, total)
     return Verification(len(parts), total, len(expected), HEADER_CHECKSUM in metadata, tuple(damages))
 
 
@@ -91,14 +91,14 @@ def _outside_tensors(file: GGUFFile) -> Iterator[Damage]:
     path, position = str(file.path), file.data_start
     if not whole_header(file):
         yield Damage(path, "metadata", f"is not what {HEADER_CHECKSUM} was written for")
-    with FileReader() as reader:
-        for info in sorted(file.tensors.values(), key=lambda info: info.offset):
-            if not _zeros(file.path, position, info.offset, reader):
-                yield Damage(path, f"the gap before {info.name}", "bytes that are not zero")
-            position = info.offset + info.nbytes
-        size, end = os.stat(file.path).st_size, position + -position % file.alignment
-        if not _zeros(file.path, position, min(end, size), reader):
-            yield Damage(path, "the gap behind the last tensor", "bytes that are not zero")
+    reader = FileReader()
+    for info in sorted(file.tensors.values(), key=lambda info: info.offset):
+        if not _zeros(file.path, position, info.offset, reader):
+            yield Damage(path, f"the gap before {info.name}", "bytes that are not zero")
+        position = info.offset + info.nbytes
+    size, end = os.stat(file.path).st_size, position + -position % file.alignment
+    if not _zeros(file.path, position, min(end, size), reader):
+        yield Damage(path, "the gap behind the last tensor", "bytes that are not zero")
     if size > end:
         yield Damage(path, "the end", f"{size - end} bytes behind the last tensor")
 

@@ -155,13 +155,13 @@ def _spare(values: np.ndarray[tuple[int], np.dtype[np.float64]], keys: Collectio
 def load_biases(store: ExpertStore) -> Biases:
     """The biases of each layer's experts, which are small and stay: () or one for each part, for every expert."""
     biases: Biases = {}
-    with FileReader() as files:
-        for layer in store.moe_layers():
-            infos = store.biases(layer)
-            biases[layer] = [() for _ in range(store.experts)]
-            for info in infos or ():
-                tensor = ops.tensor("F32", info.shape)
-                files.read_into(info.file, info.offset, tensor.numpy())
-                for number, parts in enumerate(biases[layer]):
-                    biases[layer][number] = (*parts, tensor.rows(number, number + 1).reshape(info.shape[1]))
+    files = FileReader()
+    for layer in store.moe_layers():
+        infos = store.biases(layer)
+        biases[layer] = [() for _ in range(store.experts)]
+        for info in infos or ():
+            tensor = ops.tensor("F32", info.shape)
+            files.read_into(info.file, info.offset, tensor.numpy())
+            for number, parts in enumerate(biases[layer]):
+                biases[layer][number] = (*parts, tensor.rows(number, number + 1).reshape(info.shape[1]))
     return biases

@@ -155,8 +155,8 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
             spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
             sources[spec] = (info, f"{info.file}: layer {layer}, tensor {info.name}")
     metadata = {"general.type": GENERAL_TYPE, "general.name": f"{store.path.name}, expert {number}"}
-    with FileReader() as files:
-        write_gguf(path, metadata, {spec: _converted(*source, spec.type, files) for spec, source in sources.items()})
+    files = FileReader()
+    write_gguf(path, metadata, {spec: _converted(*source, spec.type, files) for spec, source in sources.items()})
 
 
 def _converted(

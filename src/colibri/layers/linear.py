@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from colibri import ops
 from colibri.errors import starting_threads
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.load import FileReader, Staging, load_plain, read_tiles
+from colibri.weights.file_reader import FileReader
+from colibri.weights.load import Staging, load_plain, read_tiles
 from colibri.weights.tensor_info import TensorInfo
 
 PAGE = 4096
@@ -66,7 +67,6 @@ class DenseWeights:
             for _ in results:
                 pass
         self._matrices.clear()
-        self._reader.close()
 
 
 def _is_expert(name: str) -> bool:

@@ -170,11 +170,11 @@ class Checkpoint:
         for file in self.files:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         ordered = sorted(self.tensors.values(), key=lambda info: info.name)
-        with FileReader() as reader:
-            for info in ordered[:: max(1, len(ordered) // 64)]:
-                sample = bytearray(min(256, info.row_bytes) if info.strides is None else info.value_bytes)
-                reader.read_into(info.file, info.offset, sample)
-                digest.update(sample)
+        reader = FileReader()
+        for info in ordered[:: max(1, len(ordered) // 64)]:
+            sample = bytearray(min(256, info.row_bytes) if info.strides is None else info.value_bytes)
+            reader.read_into(info.file, info.offset, sample)
+            digest.update(sample)
         return digest.hexdigest()
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from colibri.errors import FileError
 
@@ -63,28 +60,15 @@ def read_exactly(path: Path, descriptor: int, count: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-class _OpenFile:
-    """A descriptor and how many reads use it now."""
-
-    __slots__ = ("descriptor", "users")
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.users = 0
-
-
 class FileReader:
-    """Reads byte ranges with pread; safe to share between threads, keeps at most `max_open` idle files open.
+    """Reads byte ranges with pread; safe to share between threads. No file stays open between two reads.
 
-    A file that shrinks or is replaced by another while the reader lives raises FileError: a range is either read
-    whole or not at all, never filled with zeros.
+    A file that shrinks, changes or is replaced by another while the reader lives raises FileError: a range is either
+    read whole or not at all, never filled with zeros.
     """
 
-    def __init__(self, max_open: int = 64) -> None:
-        self._max_open = max_open
-        self._lock = threading.Lock()
-        self._open: OrderedDict[Path, _OpenFile] = OrderedDict()
-        self._identity: dict[Path, tuple[int, int, int, int]] = {}
+    def __init__(self) -> None:
+        self._identity: dict[Path, tuple[int, int, int, int]] = {}  # of the files that were read
 
     def read_into(self, file: Path, offset: int, buffer: Any) -> None:
         """Fill `buffer` (writable, contiguous) with the bytes of `file` from `offset` on.
@@ -92,63 +76,24 @@ class FileReader:
         Raises FileError, naming file and offset, when the file cannot be read or ends before the buffer is full.
         """
         view = memoryview(buffer).cast("B")
-        with self._descriptor(file) as descriptor:
+        descriptor = open_regular(file)
+        try:
+            self._check_same(file, descriptor, offset, len(view))
             done = 0
             while done < len(view):  # os.preadv itself goes on after a signal, but a read may be short
-                part = view[done : done + _READ_LIMIT]
-                try:
-                    count = os.preadv(descriptor, [part], offset + done)
-                except OSError as error:
-                    raise FileError(
-                        f"{file}: reading {len(view)} bytes at offset {offset}: {error.strerror}"
-                    ) from error
+                count = os.preadv(descriptor, [view[done : done + _READ_LIMIT]], offset + done)
                 if count == 0:
                     raise truncated(file, descriptor, len(view), offset)
                 done += count
-
-    def close(self) -> None:
-        """Close every idle file; a file in use is closed when its read ends. The reader can be used again."""
-        with self._lock:
-            self._trim(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        for entry in self._open.values():
-            os.close(entry.descriptor)
-        self._open.clear()
-
-    @contextmanager
-    def _descriptor(self, file: Path) -> Iterator[int]:
-        with self._lock:
-            entry = self._open.get(file)
-            if entry is None:
-                entry = self._open[file] = _OpenFile(self._open_checked(file))
-            self._open.move_to_end(file)
-            entry.users += 1
-        try:
-            yield entry.descriptor
+        except OSError as error:
+            raise FileError(f"{file}: reading {len(view)} bytes at offset {offset}: {error.strerror}") from error
         finally:
-            with self._lock:
-                entry.users -= 1
-                self._trim(self._max_open)
+            os.close(descriptor)
 
-    def _open_checked(self, file: Path) -> int:
-        descriptor = open_regular(file)
+    def _check_same(self, file: Path, descriptor: int, offset: int, nbytes: int) -> None:
         status = os.fstat(descriptor)
+        if offset + nbytes > status.st_size:
+            raise truncated(file, descriptor, nbytes, offset)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if self._identity.setdefault(file, identity) != identity:
-            os.close(descriptor)
-            raise FileError(f"{file}: is another file than the one opened first; it was replaced while in use")
-        return descriptor
-
-    def _trim(self, keep: int) -> None:
-        idle = [file for file, entry in self._open.items() if entry.users == 0]
-        for file in idle[: max(0, len(self._open) - keep)]:
-            os.close(self._open.pop(file).descriptor)
+            raise FileError(f"{file}: is not what it was when it was read first; it was changed or replaced while in use")

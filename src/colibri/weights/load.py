@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from colibri import ops
 from colibri.errors import UnsupportedError
-from colibri.weights.file_reader import FileReader as FileReader
+from colibri.weights.file_reader import FileReader
 from colibri.weights.tensor_info import TensorInfo
 
 STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to stay in the second-level cache's reach

@@ -106,13 +106,13 @@ def test_values_that_are_there_once_for_all_rows(tmp_path: Path) -> None:
     save_old(tmp_path / "a.bin", {"w": Tensor(Storage(row), (4, 3), stride=(0, 1)), "v": Tensor(Storage(row), (3, 4),
              stride=(1, 0)), "n": Tensor(Storage(row[:1]), (2, 2), stride=(0, 0))})  # fmt: skip
     found = read_file(tmp_path / "a.bin")
-    with FileReader() as reader:
-        for name, expected in (("w", np.tile(row, (4, 1))), ("v", np.tile(row, (4, 1)).T), ("n", np.zeros((2, 2)))):
-            (rows, k), tensor = found[name].shape, found[name]
-            info = TensorInfo(name, "F32", (rows, k), tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides)
-            values = read_rows(info, 0, rows, k, reader).view(np.float32)
-            np.testing.assert_array_equal(values, expected)
-            np.testing.assert_array_equal(read_rows(info, 1, 1, k, reader).view(np.float32), expected[1:2])
+    reader = FileReader()
+    for name, expected in (("w", np.tile(row, (4, 1))), ("v", np.tile(row, (4, 1)).T), ("n", np.zeros((2, 2)))):
+        (rows, k), tensor = found[name].shape, found[name]
+        info = TensorInfo(name, "F32", (rows, k), tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides)
+        values = read_rows(info, 0, rows, k, reader).view(np.float32)
+        np.testing.assert_array_equal(values, expected)
+        np.testing.assert_array_equal(read_rows(info, 1, 1, k, reader).view(np.float32), expected[1:2])
 
 
 def test_files_of_before_pytorch_1_6(tmp_path: Path) -> None:
