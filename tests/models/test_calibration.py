@@ -47,15 +47,17 @@ def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None
     calibration = calibrate(model, ids, window=20)
 
     class Tap:
-        def attention(self, layer: int, rows: object) -> None: ...
+        def begin(self, rows: object) -> None: ...
 
-        def experts(self, layer: int, rows: object) -> None:
+        def attended(self, layer: int, rows: object) -> None: ...
+
+        def fed_forward(self, layer: int, rows: object) -> None:
             if layer == 1:
                 seen.append((rows.normed.numpy().copy(), rows.chosen_array[1].copy()))  # type: ignore[attr-defined]
 
-    model.engine.decoder.tap = Tap()
+    model.watch(Tap())
     model.infer(ids)
-    model.engine.decoder.tap = None
+    model.watch(None)
     (normed, chosen) = seen[0]
     counts = calibration.counts["blk.1.ffn_up_exps.weight"]
     assert counts.tolist() == [int((chosen == expert).sum()) for expert in range(model.config.experts)]

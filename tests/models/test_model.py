@@ -28,7 +28,7 @@ from colibri.errors import (
     UnsupportedError,
 )
 from colibri.experts.swap import export_expert
-from colibri.models.decoder import LayerTrace
+from colibri.observe.trace import LayerTraces
 
 from .conftest import GOLDEN
 
@@ -449,10 +449,10 @@ def test_describe_and_statistics(load: Load) -> None:
     assert memory["peak_rss_bytes"] >= memory["expert_bytes_resident"] > 0
 
 
-def test_the_watcher_sees_every_layer(load: Load) -> None:
+def test_the_trace_sees_every_layer(load: Load) -> None:
     model = load(GOLDEN / "qwen3_moe-dense-bf16")
-    seen: list[LayerTrace] = []
-    model.watch(seen.append)
+    seen = LayerTraces()
+    model.watch(seen)
     logits = model.infer([5, 6, 7])
     assert [(trace.layer, trace.experts.shape) for trace in seen] == [(0, (3, 0)), (1, (3, 2)), (2, (3, 2))]
     assert all(trace.milliseconds > trace.expert_milliseconds > 0 for trace in seen)

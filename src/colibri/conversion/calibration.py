@@ -18,10 +18,11 @@ from colibri import ops
 from colibri.config import Activation
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError
+from colibri.experts.stats import NO_EXPERT
 from colibri.layers.workspace import Rows
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
-from colibri.weights.load import load_plain, load_tensor
+from colibri.weights.load import load_plain, read_tiles
 
 WINDOW: Final = 512
 _KEPT_BYTES: Final = 1 << 30  # gate and up matrices that are kept for the next window
@@ -43,17 +44,20 @@ class Calibration:
         self._kept: OrderedDict[tuple[int, int], tuple[Tensors, Tensors | None]] = OrderedDict()
         self._kept_bytes = 0
 
-    def attention(self, layer: int, rows: Rows) -> None:
+    def begin(self, rows: Rows) -> None:
+        """Called by the decoder when a step begins."""
+
+    def attended(self, layer: int, rows: Rows) -> None:
         """Called by the decoder after a layer's attention."""
         normed, attended = rows.normed.numpy(), rows.attended.numpy()
         for part in ("q", "k", "v"):
             self._add(f"blk.{layer}.attn_{part}.weight", normed)
         self._add(f"blk.{layer}.attn_output.weight", attended)
 
-    def experts(self, layer: int, rows: Rows) -> None:
+    def fed_forward(self, layer: int, rows: Rows) -> None:
         """Called by the decoder after a layer's experts."""
         normed, chosen = rows.normed.numpy(), rows.chosen_array[layer]  # (n, hidden), (n, k)
-        for expert in np.unique(chosen).tolist():
+        for expert in np.unique(chosen[chosen != NO_EXPERT]).tolist():
             seen = np.ascontiguousarray(normed[(chosen == expert).any(axis=1)])
             for part in ("gate", "up") if self._model.config.gated else ("up",):
                 self._add(f"blk.{layer}.ffn_{part}_exps.weight", seen, expert, self._experts)
@@ -84,7 +88,10 @@ class Calibration:
         store = self._model.experts.store
         infos = store.biases(layer)
         biases = tuple(load_plain(info.expert(expert), self._reader) for info in infos[:-1]) if infos else None
-        weights = tuple(load_tensor(info, self._reader) for info in store.expert(layer, expert).parts[:-1])
+        inner = store.expert(layer, expert).parts[:-1]
+        weights = tuple(ops.tensor(info.type, info.shape, tiled=True) for info in inner)
+        for info, weight in zip(inner, weights, strict=True):
+            read_tiles(info, weight, self._reader)
         self._kept_bytes += sum(weight.nbytes for weight in weights)
         self._kept[layer, expert] = weights, biases
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -108,14 +115,14 @@ def calibrate(
         raise ArgumentError(f"the text has {len(ids)} tokens; at least {window} (one window) are needed")
     count = min(count, most_windows or count)
     calibration = Calibration(model)
-    model.engine.decoder.tap = calibration
+    model.watch(calibration)
     try:
         for number in range(count):
             model.infer_rows(list(ids[number * window : (number + 1) * window]), _ignore)
             if progress is not None:
                 progress(number + 1, count)
     finally:
-        model.engine.decoder.tap = None
+        model.watch(None)
     return calibration
 
 

@@ -25,7 +25,7 @@ from colibri.experts.residency import Residency
 from colibri.experts.stats import RoutingStats
 from colibri.experts.swap import revert_expert, swap_expert
 from colibri.machine import peak_resident_bytes, resident_bytes
-from colibri.models.decoder import Watcher
+from colibri.models.decoder import Tap
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint
 
@@ -221,9 +221,9 @@ class Model:
 
     # ---- what it is and what it did ------------------------------------------------------------------------------
 
-    def watch(self, watcher: Watcher | None) -> None:
-        """Call `watcher` with a LayerTrace after each layer of each step; None ends it."""
-        self.engine.decoder.watcher = watcher
+    def watch(self, tap: Tap | None) -> None:
+        """Tell `tap` of every layer of every step; None ends it."""
+        self.engine.decoder.tap = tap
 
     def describe(self) -> dict[str, Any]:
         """Name, architecture and sizes, as in the JSON of `colibri run`."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from colibri import ops
 from colibri.errors import starting_threads
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
-from colibri.weights.load import Staging, load_plain, read_tiles
+from colibri.weights.load import load_plain, read_tiles
 from colibri.weights.tensor_info import TensorInfo
 
 PAGE = 4096
@@ -54,19 +53,14 @@ class DenseWeights:
 
     def read(self, threads: int) -> None:
         """Fill all matrices given out so far. Raises FileError when a file cannot be read whole."""
-        local = threading.local()
-
-        def fill(job: tuple[TensorInfo, ops.Tensor]) -> None:
-            if not hasattr(local, "staging"):
-                local.staging = Staging()
-            read_tiles(*job, self._reader, local.staging)
-
         with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
             with starting_threads("read weights"):
-                results = pool.map(fill, self._matrices)
-            for _ in results:
-                pass
+                results = pool.map(self._read, self._matrices)
+            list(results)  # the first error ends it
         self._matrices.clear()
+
+    def _read(self, matrix: tuple[TensorInfo, ops.Tensor]) -> None:
+        read_tiles(*matrix, self._reader)
 
 
 def _is_expert(name: str) -> bool:

@@ -6,10 +6,7 @@ An architecture's file gives the configuration; every rule in which architecture
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,56 +24,26 @@ from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTrace:
-    """What one layer did in a step: the experts of each row (n, k), empty for a dense layer, and its time.
-
-    expert_milliseconds is the part of it that routing, reading and computing the experts took.
-    """
-
-    layer: int
-    experts: NDArray[np.int32]
-    milliseconds: float
-    expert_milliseconds: float
-
-
-Watcher = Callable[[LayerTrace], None]
-
-
 class Tap(Protocol):
-    """Sees what goes into the matrices of every layer."""
+    """Sees every layer of every step."""
 
-    def attention(self, layer: int, rows: Rows) -> None:
+    def begin(self, rows: Rows) -> None:
+        """A step begins."""
+
+    def attended(self, layer: int, rows: Rows) -> None:
         """rows.normed went into q, k and v, rows.attended into the output."""
 
-    def experts(self, layer: int, rows: Rows) -> None:
-        """rows.normed went to the experts rows.chosen_array[layer]."""
+    def fed_forward(self, layer: int, rows: Rows) -> None:
+        """rows.normed went to the experts rows.chosen_array[layer], which is NO_EXPERT in a dense layer."""
 
 
-class Block:
-    """One layer."""
+class Block(NamedTuple):
+    """One layer: attention over the cache, then experts or a dense network, each on normed rows."""
 
-    def __init__(
-        self, attention_norm: Norm, attention: Attention, ffn_norm: Norm, ffn: MixtureOfExperts | DenseFeedForward
-    ) -> None:
-        self._attention_norm, self._attention = attention_norm, attention
-        self.ffn_norm, self.ffn = ffn_norm, ffn
-        self.routed = isinstance(ffn, MixtureOfExperts)
-
-    def __call__(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
-        """Add this layer's part to rows.hidden."""
-        self.attend(rows, batch, cache, layer)
-        self.feed_forward(rows)
-
-    def attend(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, layer: int) -> None:
-        """The first half: attention over the cache."""
-        self._attention_norm(rows.normed, rows.hidden)
-        self._attention(rows, batch, cache.layers[layer])
-
-    def feed_forward(self, rows: Rows) -> None:
-        """The second half: experts, or a dense network."""
-        self.ffn_norm(rows.normed, rows.hidden)
-        self.ffn(rows)
+    attention_norm: Norm
+    attention: Attention
+    ffn_norm: Norm
+    ffn: MixtureOfExperts | DenseFeedForward
 
 
 class Decoder:
@@ -89,8 +56,7 @@ class Decoder:
         self.config = config
         self.workspace = workspace
         self.layer = 0  # being computed, or the last that was
-        self.watcher: Watcher | None = None
-        self.tap: Tap | None = None
+        self.tap: Tap | None = None  # is told of every step
         self._exact = exact
         self._experts = experts
         hidden, vocabulary = config.hidden_size, config.vocab_size
@@ -99,7 +65,7 @@ class Decoder:
             weights.matrix("position_embd.weight", config.context_length, hidden) if config.learned_positions else None
         )
         rope = None if config.rope is None else rope_tables(config.rope, context, _factors(weights, config.rope))
-        self._blocks = [self._block(weights, layer, rope, experts) for layer in range(config.layers)]
+        self._blocks = [self._block(weights, layer, rope) for layer in range(config.layers)]
         for layer, (block, following) in enumerate(itertools.pairwise(self._blocks)):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 route = following.ffn.route
@@ -108,16 +74,16 @@ class Decoder:
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
 
-    def _block(
-        self, weights: DenseWeights, layer: int, rope: RopeTables | None, experts: Residency
-    ) -> Block:
+    def _block(self, weights: DenseWeights, layer: int, rope: RopeTables | None) -> Block:
         config, exact = self.config, self._exact
-        norms = [_norm(weights, config, f"blk.{layer}.{name}") for name in ("attn_norm", "ffn_norm")]
+        attention_norm, ffn_norm = (_norm(weights, config, f"blk.{layer}.{part}_norm") for part in ("attn", "ffn"))
         attention = Attention(weights, config, layer, rope, exact)
-        if not experts.store.has(layer):
-            return Block(norms[0], attention, norms[1], DenseFeedForward(weights, config, layer, exact))
-        ffn = MixtureOfExperts(weights, config, layer, experts, exact)
-        return Block(norms[0], attention, norms[1], ffn)
+        ffn: MixtureOfExperts | DenseFeedForward
+        if self._experts.store.has(layer):
+            ffn = MixtureOfExperts(weights, config, layer, self._experts, exact)
+        else:
+            ffn = DenseFeedForward(weights, config, layer, exact)
+        return Block(attention_norm, attention, ffn_norm, ffn)
 
     @property
     def weights_version(self) -> int:
@@ -135,35 +101,20 @@ class Decoder:
         if self._positions is not None:
             ops.embed_positions(rows.normed, self._positions, batch)
             ops.add(rows.hidden, rows.normed)
-        if self.tap is not None:
-            self._forward_tapped(rows, batch, cache, self.tap)
-        elif self.watcher is not None:
-            self._forward_watched(rows, batch, cache, self.watcher)
-        else:
-            for layer, block in enumerate(self._blocks):
-                self.layer = layer
-                block(rows, batch, cache, layer)
-        self._experts.routing.record(rows.chosen_array)
-
-    def _forward_watched(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, watcher: Watcher) -> None:
-        nothing = np.empty((rows.count, 0), np.int32)
+        tap = self.tap
+        if tap is not None:
+            tap.begin(rows)
         for layer, block in enumerate(self._blocks):
             self.layer = layer
-            start = time.perf_counter()
-            block.attend(rows, batch, cache, layer)
-            middle = time.perf_counter()
-            block.feed_forward(rows)
-            end = time.perf_counter()
-            experts = rows.chosen_array[layer].copy() if block.routed else nothing
-            watcher(LayerTrace(layer, experts, 1000 * (end - start), 1000 * (end - middle)))
-
-    def _forward_tapped(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache, tap: Tap) -> None:
-        for layer, block in enumerate(self._blocks):
-            block.attend(rows, batch, cache, layer)
-            tap.attention(layer, rows)
-            block.feed_forward(rows)
-            if block.routed:
-                tap.experts(layer, rows)
+            block.attention_norm(rows.normed, rows.hidden)
+            block.attention(rows, batch, cache.layers[layer])
+            if tap is not None:
+                tap.attended(layer, rows)
+            block.ffn_norm(rows.normed, rows.hidden)
+            block.ffn(rows)
+            if tap is not None:
+                tap.fed_forward(layer, rows)
+        self._experts.routing.record(rows.chosen_array)
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""

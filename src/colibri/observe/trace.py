@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from colibri.config import Token
 from colibri.engine.model import Model
-from colibri.models.decoder import LayerTrace
+from colibri.layers.workspace import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTrace:
+    """What one layer did in a step: the experts of each row (n, k), empty for a dense layer, and its time.
+
+    expert_milliseconds is the part of it that routing, reading and computing the experts took.
+    """
+
+    layer: int
+    experts: NDArray[np.int32]
+    milliseconds: float
+    expert_milliseconds: float
+
+
+class LayerTraces(list[LayerTrace]):
+    """A tap of the decoder that writes down every layer of every step."""
+
+    def begin(self, rows: Rows) -> None:
+        """Called by the decoder when a step begins."""
+        self._start = time.perf_counter()
+
+    def attended(self, layer: int, rows: Rows) -> None:
+        """Called by the decoder after a layer's attention."""
+        self._middle = time.perf_counter()
+
+    def fed_forward(self, layer: int, rows: Rows) -> None:
+        """Called by the decoder after a layer's experts."""
+        end = time.perf_counter()
+        chosen = rows.chosen_array[layer]
+        experts = chosen[:, chosen[0] >= 0]  # none in a dense layer
+        self.append(LayerTrace(layer, experts, 1000 * (end - self._start), 1000 * (end - self._middle)))
+        self._start = time.perf_counter()
 
 
 class TokenTrace:
@@ -17,9 +55,9 @@ class TokenTrace:
 
     def __init__(self, model: Model, stream: TextIO) -> None:
         self._stream = stream
-        self._layers: list[LayerTrace] = []
+        self._layers = LayerTraces()
         self._count = 0
-        model.watch(self._layers.append)
+        model.watch(self._layers)
 
     def token(self, token: Token) -> None:
         """Write what has been seen since the last token under this one."""

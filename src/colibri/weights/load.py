@@ -21,42 +21,7 @@ STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to sta
 _TILE_ROWS: Final = 16
 
 
-class Staging:
-    """A page-aligned buffer for one thread, reused from read to read; grows when a piece needs more."""
-
-    def __init__(self, nbytes: int = STAGING_BYTES) -> None:
-        self._buffer = _pages(nbytes)
-
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """(nbytes,) view; its content is whatever was left there."""
-        if nbytes > len(self._buffer):
-            self._buffer = _pages(nbytes)
-        return self._buffer[:nbytes]
-
-
-def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
-
-
-def load_tensor(info: TensorInfo, reader: FileReader, staging: Staging | None = None) -> ops.Tensor:
-    """Read a matrix (rows, k) into tiles of its own type, or a vector into plain F32.
-
-    Raises FileError when the file cannot be read whole, UnsupportedError for a type the engine does not run.
-    """
-    if len(info.shape) == 1:
-        return load_plain(info, reader)
-    if len(info.shape) != 2:
-        raise ValueError(f"{info.name} has shape {info.shape}; load the experts of a merged tensor one by one")
-    if info.type not in ops.BLOCK_TYPES:
-        raise UnsupportedError(
-            f"{info.file}: tensor {info.name} is of type {info.type}; {', '.join(ops.BLOCK_TYPES)} are run"
-        )
-    tensor = ops.tensor(info.type, info.shape, tiled=True)
-    read_tiles(info, tensor, reader, staging or Staging())
-    return tensor
-
-
-def load_plain(info: TensorInfo, reader: FileReader, memory: ops.Memory | None = None, offset: int = 0) -> ops.Tensor:
+def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
     """Read a small F32, F16 or BF16 tensor of any shape as plain F32: norms and biases."""
     if info.type not in ("F32", "F16", "BF16"):
         raise UnsupportedError(f"{info.file}: tensor {info.name} is of type {info.type}; F32, F16 or BF16 is expected")
@@ -71,15 +36,19 @@ def load_plain(info: TensorInfo, reader: FileReader, memory: ops.Memory | None =
     return tensor
 
 
-def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader, staging: Staging) -> None:
-    """Fill a tiled tensor of the same type and shape (rows, k) from the file, a few rows at a time."""
+def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None:
+    """Fill a tiled tensor of the same type and shape (rows, k) from the file, a few rows at a time.
+
+    Raises FileError when the file cannot be read whole.
+    """
     rows, _ = info.shape
     row_bytes = info.row_bytes
     step = _TILE_ROWS if info.row_order == "plain" else math.lcm(_TILE_ROWS, info.head_rows)
     step *= max(1, STAGING_BYTES // (step * row_bytes))
+    staging = np.frombuffer(mmap.mmap(-1, min(step, rows) * row_bytes), np.uint8)  # goes back to the system at once
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        piece = staging.take(count * row_bytes)
+        piece = staging[: count * row_bytes]
         reader.read_into(info.file, info.offset + first * row_bytes, piece)
         if info.row_order == "interleaved_pairs":
             piece = _half_split(piece, row_bytes, info.head_rows)
