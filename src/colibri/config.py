@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -267,12 +267,3 @@ class Token(NamedTuple):
     text: str
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-def sampling_from(values: dict[str, Any]) -> SamplingParams:
-    """SamplingParams of named values; an unknown name is an ArgumentError, never ignored."""
-    known = {field.name for field in fields(SamplingParams)}
-    for name in values:
-        if name not in known:
-            raise ArgumentError(f"{name}: unknown setting, expected one of {', '.join(sorted(known))}")
-    return SamplingParams(**values)

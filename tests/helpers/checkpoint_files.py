@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from colibri import ops
 from colibri.conversion.gguf_writer import GGUFWriter
+from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.load import read_tiles
+from colibri.weights.tensor_info import TensorInfo
 
 HIDDEN, HEADS, HEAD_DIM, WIDTH, EXPERTS, LAYERS, VOCABULARY = 64, 4, 16, 32, 4, 2, 96
 NORMS = ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm")
@@ -183,3 +187,10 @@ def write_directory(path: Path, family: str, fused: bool = False, **changes: Any
     (path / "config.json").write_text(json.dumps(directory_config(family, **changes)))
     write_safetensors(path / "model.safetensors", directory_tensors(family, fused))
     return path
+
+
+def load_matrix(info: TensorInfo, reader: FileReader) -> ops.Tensor:
+    """A matrix of a checkpoint, tiled."""
+    tensor = ops.tensor(info.type, info.shape, tiled=True)
+    read_tiles(info, tensor, reader)
+    return tensor

@@ -13,7 +13,7 @@ from colibri import ops
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
-from colibri.experts.store import ExpertStore
+from colibri.experts.store import ExpertStore, Layout
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
@@ -90,9 +90,36 @@ def plain(store: ExpertStore, layer: int, expert: int) -> list[np.ndarray[Any, A
     return matrices
 
 
+def live_slots(residency: Residency) -> dict[Layout, int]:
+    """Slots of each layout that are taken, by experts that are here or being read."""
+    return {layout: pool.live for layout, pool in residency._here.pools.items()}
+
+
+def is_leased(residency: Residency) -> bool:
+    """Whether a part uses an expert, or a step waits for one."""
+    return bool(residency._here.leases)
+
+
+def is_reading(residency: Residency) -> bool:
+    """Whether an expert is being read."""
+    return bool(residency._loading)
+
+
+def resident_ids(residency: Residency, layer: int) -> list[int]:
+    """The experts of one layer that are in slots."""
+    experts = residency.store.experts
+    return [number for number in range(experts) if residency._here.present[layer * experts + number]]
+
+
+def tensors_of(residency: Residency, layer: int, expert: int) -> tuple[ops.Tensor, ...] | None:
+    """The parts of an expert in a slot, or None."""
+    slot = residency._here.slot(layer * residency.store.experts + expert)
+    return None if slot is None else slot.tensors
+
+
 def check_slot(residency: Residency, layer: int, expert: int) -> None:
     """The slot of an expert holds what the file says."""
-    tensors = residency.tensors(layer, expert)
+    tensors = tensors_of(residency, layer, expert)
     assert tensors is not None, f"layer {layer}, expert {expert} is not in a slot"
     for tensor, expected in zip(tensors, plain(residency.store, layer, expert), strict=True):
         np.testing.assert_array_equal(ops.dequantize(tensor), expected)

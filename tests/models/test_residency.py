@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_files import HIDDEN, WIDTH, model_metadata, model_tensors, write_model
+from expert_files import live_slots
 
 from colibri.config import SamplingParams
 from colibri.engine import loading
@@ -76,12 +77,12 @@ def test_few_slots(load: Load, path: Path, slots: int, ahead: bool) -> None:
     whole = load(path)
     expected, logits = tokens(whole, ids[:5]), whole.infer(ids)
     model = load(path)
-    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, slots))
+    model.experts.set_limits(dict.fromkeys(model.experts.store.layout_counts(), slots))
     model.experts._trial = Always(ahead)  # type: ignore[assignment]
     assert tokens(model, ids[:5]) == expected
     np.testing.assert_array_equal(model.infer(ids), logits)
     assert tokens(model, ids[:5]) == expected
-    assert max(model.experts.live_slots.values()) <= slots
+    assert max(live_slots(model.experts).values()) <= slots
     counters = model.experts.counters
     assert counters.evicted > 0 or slots > 2
     assert counters.prefetched == 0 or ahead
@@ -93,7 +94,7 @@ def test_a_warm_start(load: Load, path: Path) -> None:
     whole = load(path)
     expected = tokens(whole, ids)
     model = load(path)
-    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, 4))
+    model.experts.set_limits(dict.fromkeys(model.experts.store.layout_counts(), 4))
     model.experts.warm(whole.routing.counts.astype(np.float64))
     assert tokens(model, ids) == expected
 
@@ -123,7 +124,7 @@ def test_reading_ahead_for_several_sequences(load: Load) -> None:
     whole = load(path)
     expected = [tokens(whole, prompt) for prompt in prompts]
     model = load(path, sequences=3)
-    model.experts.set_limits(dict.fromkeys(model.experts.live_slots, 4))
+    model.experts.set_limits(dict.fromkeys(model.experts.store.layout_counts(), 4))
     model.experts._trial = Always(True)  # type: ignore[assignment]
     running = [model.generate(prompt, GREEDY) for prompt in prompts]
     found = zip(*([(token.id, token.logprob) for token in step] for step in zip(*running, strict=True)), strict=True)

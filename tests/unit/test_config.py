@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from colibri.config import LoadOptions, ModelConfig, RopeConfig, SamplingParams, sampling_from
+from colibri.config import LoadOptions, ModelConfig, RopeConfig, SamplingParams
 from colibri.errors import ArgumentError
 
 MODEL = ModelConfig(
@@ -81,9 +81,3 @@ def test_settings_do_not_change() -> None:
 
 def test_a_path_may_be_text() -> None:
     assert LoadOptions(path="model.gguf").path == Path("model.gguf")  # type: ignore[arg-type]
-
-
-def test_unknown_settings_are_refused() -> None:
-    assert sampling_from({"top_k": 3}).top_k == 3
-    with pytest.raises(ArgumentError, match=r"topk: unknown setting, expected one of .*top_k"):
-        sampling_from({"topk": 3})

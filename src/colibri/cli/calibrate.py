@@ -13,6 +13,7 @@ from colibri.cli.text_file import read_text_file
 from colibri.config import LoadOptions
 from colibri.conversion.calibration import WINDOW, calibrate, write_imatrix
 from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
+from colibri.conversion.output import check_output
 from colibri.engine.loading import open_model
 from colibri.engine.model import model_path
 from colibri.weights.checkpoint import open_checkpoint
@@ -30,7 +31,7 @@ def command(
 ) -> None:  # fmt: skip
     """Measure which columns of every matrix matter on a text, expert by expert."""
     text = read_text_file(file)
-    open_checkpoint(model_path(options.path)).check_output(output, replace=force, inputs=(file,))
+    check_output(open_checkpoint(model_path(options.path)), output, replace=force, inputs=(file,))
     state, count = ["loading"], 0
 
     def show(done: int, all_windows: int) -> None:

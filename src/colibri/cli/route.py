@@ -16,6 +16,7 @@ from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.standard_input import read_text
 from colibri.config import LoadOptions
+from colibri.conversion.output import check_output
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
@@ -46,7 +47,7 @@ def command(
     with open_model(options) as loaded:
         experts = loaded.config.experts
         if save is not None:
-            loaded.checkpoint.check_output(save, replace=True)
+            check_output(loaded.checkpoint, save, replace=True)
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
     if save is not None:
         _save(save, trace)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from colibri.cli.options import FilePath, model_option
+from colibri.conversion.output import check_output
 from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
 from colibri.experts.overlay import Overlay
@@ -41,7 +42,7 @@ def command(model: Path | None, expert: int | None, file: Path | None, revert: b
     elif file is None:
         raise ArgumentError("swap: give a FILE, or --revert")
     elif export:
-        checkpoint.check_output(file, replace=force)
+        check_output(checkpoint, file, replace=force)
         export_expert(store, expert, file)
         click.echo(f"expert {expert} is in {file}")
     else:

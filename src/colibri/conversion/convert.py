@@ -25,6 +25,7 @@ from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
 from colibri.conversion.journal import Journal, journal_of
 from colibri.conversion.mixes import mix as find_mix
+from colibri.conversion.output import check_output, sources
 from colibri.conversion.pieces import Bytes, Floats, Pieces
 from colibri.conversion.plan import Output, output_metadata, plan_outputs
 from colibri.conversion.rehearsal import rehearse
@@ -167,8 +168,8 @@ def _check_destination(checkpoint: Checkpoint, destination: Path, writer: GGUFWr
     Raises ArgumentError or FileError where nothing may or can be written.
     """
     for file in writer.files:
-        checkpoint.check_output(file, replace=options.replace, inputs=options.inputs)
-    kept = checkpoint.sources.union(file.resolve() for file in options.inputs)
+        check_output(checkpoint, file, replace=options.replace, inputs=options.inputs)
+    kept = sources(checkpoint).union(file.resolve() for file in options.inputs)
     named = [file for file in outputs_of(destination) if file.resolve() not in kept]
     if named and not options.replace:
         raise ArgumentError(f"{named[0]}: exists; give --force to replace it, or another name")

@@ -294,33 +294,9 @@ class Residency:
         return counters
 
     @property
-    def live_slots(self) -> dict[Layout, int]:
-        """Slots of each layout that are taken, by experts that are here or being read."""
-        return {layout: pool.live for layout, pool in self._here.pools.items()}
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes of the slots that are taken."""
         return sum(pool.live * pool.slot_bytes for pool in self._here.pools.values())
-
-    @property
-    def leased(self) -> int:
-        """Experts that a part uses or a step waits for."""
-        return len(self._here.leases)
-
-    @property
-    def reading(self) -> int:
-        """Experts that are being read."""
-        return len(self._loading)
-
-    def resident_ids(self, layer: int) -> list[int]:
-        """The experts of one layer that are in slots."""
-        return [number for number, key in enumerate(self._layer_keys[layer]) if self._here.present[key]]
-
-    def tensors(self, layer: int, expert: int) -> tuple[ops.Tensor, ...] | None:
-        """The parts of an expert in a slot, or None."""
-        slot = self._here.slot(layer * self._experts + expert)
-        return None if slot is None else slot.tensors
 
     # ---- under the lock ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ GGUF files of Mixtral say "llama", as its dense ancestor does; what makes it a m
 from __future__ import annotations
 
 from colibri.config import ModelConfig
-from colibri.errors import UnsupportedError
 from colibri.models.metadata import decoder_config
 from colibri.weights.checkpoint import Checkpoint
 
@@ -14,10 +13,5 @@ ARCHITECTURE = "llama"
 
 
 def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a Mixtral checkpoint; UnsupportedError for a llama without experts."""
-    if not checkpoint.metadata.integer("llama.expert_count", 0):
-        raise UnsupportedError(
-            f"{checkpoint.path}: a dense llama model (llama.expert_count is 0 or missing); "
-            "colibri runs Mixture-of-Experts models"
-        )
+    """The configuration of a Mixtral checkpoint."""
     return decoder_config(checkpoint, renormalize=True)

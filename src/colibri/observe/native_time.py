@@ -22,9 +22,9 @@ class NativeTime:
         self._originals: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> NativeTime:
-        for name in ops.__all__:
-            function = getattr(ops, name)
-            if callable(function) and not isinstance(function, type):
+        native = type(ops.matmul)
+        for name, function in list(vars(ops).items()):
+            if isinstance(function, native):
                 self._originals[name] = function
                 setattr(ops, name, self._watched(function))
         return self

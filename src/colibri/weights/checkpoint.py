@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
+from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
@@ -61,41 +60,6 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """The files that hold tensors, in the order of their names."""
         return tuple(sorted({info.file for info in self.tensors.values()}))
-
-    @property
-    def sources(self) -> frozenset[Path]:
-        """Every file that belongs to this checkpoint, resolved: of a split all, in a folder all but GGUF files."""
-        if self.format == "gguf":
-            return frozenset(file.resolve() for file in read_gguf(self.path).files)
-        latest = self.path.parent / "latest" if self.format == "deepspeed" else self.path
-        inside = (file for file in (*self.path.rglob("*"), latest) if file.suffix != ".gguf")
-        return frozenset(file.resolve() for file in (*inside, *self.files))
-
-    def check_output(self, path: Path, *, replace: bool, inputs: Sequence[Path] = ()) -> None:
-        """That `path` can be written, and destroys neither what the checkpoint nor `inputs` are read from.
-
-        replace: whether another file that is there may go. Raises ArgumentError, or FileError where nothing can be
-        written there.
-        """
-        if not path.parent.is_dir():
-            raise FileError(f"{path.parent}: no such directory; make it first")
-        trial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            trial.touch()
-            trial.unlink()
-        except OSError as error:
-            raise FileError(f"{path}: cannot be written: {error.strerror}; give another name or folder") from error
-        if not path.exists():
-            return
-        if not path.is_file():
-            raise ArgumentError(f"{path}: is not a file and is not replaced; give another name")
-        target = path.resolve()
-        if target in self.sources:
-            raise ArgumentError(f"{path}: the model is read from this file, which is not replaced; give another name")
-        if target in {file.resolve() for file in inputs}:
-            raise ArgumentError(f"{path}: is read by this command and is not replaced; give another name")
-        if not replace:
-            raise ArgumentError(f"{path}: exists; give --force to replace it, or another name")
 
     def key(self, name: str) -> str:
         """`name` with the architecture in front, as most metadata keys have it."""

@@ -96,4 +96,4 @@ class FileReader:
             raise truncated(file, descriptor, nbytes, offset)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if self._identity.setdefault(file, identity) != identity:
-            raise FileError(f"{file}: is not what it was when it was read first; it was changed or replaced while in use")
+            raise FileError(f"{file}: is not what was read first; it was changed or replaced while in use")

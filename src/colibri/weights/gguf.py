@@ -108,16 +108,15 @@ def read_gguf(path: Path) -> GGUFFile:
     version, block type), each naming the file and the field.
     """
     path = Path(path)
-    part = _read_file(path)
+    part = read_one_file(path)
     count = part.metadata.integer("split.count", 1, high=MAX_SHARDS)
-    if count <= 1:
-        return part
-    return _join(path, count)
+    return part if count <= 1 else _join(path, count)
 
 
 def read_one_file(path: Path) -> GGUFFile:
     """The header of this file alone, whatever its name and whether or not it is part of a split."""
-    return _read_file(Path(path))
+    with opened(path) as (descriptor, size):
+        return _Header(path, descriptor, size).parse()
 
 
 def _join(path: Path, count: int) -> GGUFFile:
@@ -131,7 +130,7 @@ def _join(path: Path, count: int) -> GGUFFile:
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise FileError(f"{path}: {len(missing)} of {count} files of the split are missing: {', '.join(missing[:5])}")
-    parts = [_read_file(file) for file in files]
+    parts = [read_one_file(file) for file in files]
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
         if part.metadata.get("split.count") != count or part.metadata.get("split.no") != number:
@@ -148,11 +147,6 @@ def _join(path: Path, count: int) -> GGUFFile:
         raise FormatError(f"{path}: split.tensors.count is {total}, but the {count} files hold {len(tensors)} tensors")
     first = parts[0]
     return replace(first, files=tuple(files), tensors=tensors)
-
-
-def _read_file(path: Path) -> GGUFFile:
-    with opened(path) as (descriptor, size):
-        return _Header(path, descriptor, size).parse()
 
 
 class _Header:

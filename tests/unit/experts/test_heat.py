@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, run_step
+from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, is_leased, is_reading, live_slots, resident_ids, run_step
 
 from colibri.experts.heat import LEAST_TOKENS, Heat, cache_directory
 from colibri.experts.residency import Residency
@@ -58,7 +58,7 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def settle(residency: Residency) -> None:
     deadline = time.monotonic() + 10
-    while residency.reading and time.monotonic() < deadline:
+    while is_reading(residency) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
@@ -70,9 +70,9 @@ def test_a_warm_start_fills_free_slots_with_the_hottest(make_residency: Make) ->
     heat[1, 4] = 1
     residency.warm(heat)
     settle(residency)
-    assert residency.resident_ids(0) == [0, 1, 2, 3]
-    assert residency.resident_ids(2) == [0, 1]
-    assert residency.resident_ids(1) == [4]
+    assert resident_ids(residency, 0) == [0, 1, 2, 3]
+    assert resident_ids(residency, 2) == [0, 1]
+    assert resident_ids(residency, 1) == [4]
     check_slot(residency, 2, 1)
     for layer in range(LAYERS):
         run_step(residency, layer, [list(range(CHOSEN))])
@@ -82,7 +82,7 @@ def test_a_warm_start_ends_in_time(make_residency: Make) -> None:
     residency = make_residency(64)
     residency.warm(np.ones((LAYERS, EXPERTS)), seconds=0.0)
     settle(residency)
-    assert sum(residency.live_slots.values()) == 0
+    assert sum(live_slots(residency).values()) == 0
 
 
 def test_steps_during_a_warm_start(make_residency: Make) -> None:
@@ -91,8 +91,8 @@ def test_steps_during_a_warm_start(make_residency: Make) -> None:
     for layer in range(LAYERS):
         run_step(residency, layer, [[0, 5, 10, 15], [1, 2, 3, 4]])
     settle(residency)
-    assert max(residency.live_slots.values()) <= 20
-    assert not residency.leased
+    assert max(live_slots(residency).values()) <= 20
+    assert not is_leased(residency)
 
 
 def test_learned_by_one_run_and_used_by_the_next(make_residency: Make, tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_learned_by_one_run_and_used_by_the_next(make_residency: Make, tmp_path:
     second = make_residency(8)
     second.learn(Heat("d" * 64, tmp_path))
     settle(second)
-    assert [second.resident_ids(layer) for layer in range(LAYERS)] == [[layer, 5, 6, 7] for layer in range(LAYERS)]
+    assert [resident_ids(second, layer) for layer in range(LAYERS)] == [[layer, 5, 6, 7] for layer in range(LAYERS)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, ids_of, run_step
+from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, ids_of, is_leased, live_slots, run_step
 
 from colibri import ops
 from colibri.experts.residency import Residency
@@ -22,7 +22,7 @@ def limit(residency: Residency, slots: int) -> None:
 
 def live(residency: Residency) -> list[int]:
     """Slots in use of each layout."""
-    return list(residency.live_slots.values())
+    return list(live_slots(residency).values())
 
 
 def test_lowering_gives_up_what_is_not_leased(make_residency: Make) -> None:
@@ -120,7 +120,7 @@ def test_limits_change_under_threads(make_residency: Make, seed: int) -> None:
     if failures:
         raise failures[0]
     assert not watch.failures, watch.failures[0]
-    assert not residency.leased
+    assert not is_leased(residency)
     limit(residency, 2)
     assert max(live(residency)) <= 2
 

@@ -9,7 +9,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, faulty_reader, ids_of, run_step
+from expert_files import (
+    CHOSEN,
+    EXPERTS,
+    LAYERS,
+    check_slot,
+    faulty_reader,
+    ids_of,
+    is_leased,
+    is_reading,
+    live_slots,
+    resident_ids,
+    run_step,
+)
 
 from colibri.experts.policy import MOST_SEQUENCES
 from colibri.experts.prefetch import (
@@ -29,9 +41,9 @@ Make = Callable[..., Residency]
 def settle(residency: Residency) -> None:
     """Wait until nothing is being read."""
     deadline = time.monotonic() + 10
-    while residency.reading and time.monotonic() < deadline:
+    while is_reading(residency) and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert not residency.reading
+    assert not is_reading(residency)
 
 
 def test_read_ahead_and_used(make_residency: Make) -> None:
@@ -65,12 +77,12 @@ def test_leased_and_more_valuable_experts_stay(make_residency: Make) -> None:
         run_step(residency, 0, [[0, 1, 2, 3]])
     residency.prefetch(2, [4, 5])  # never needed so far, in a layer of the same layout
     settle(residency)
-    assert residency.resident_ids(0) == [0, 1, 2, 3]
+    assert resident_ids(residency, 0) == [0, 1, 2, 3]
     parts = iter(residency.handles(0, ids_of([[0, 1, 2, 3]])))
     next(parts)
     residency.prefetch(2, range(EXPERTS))
     settle(residency)
-    assert residency.resident_ids(0) == [0, 1, 2, 3]
+    assert resident_ids(residency, 0) == [0, 1, 2, 3]
 
 
 def test_what_is_expected_and_here_stays(make_residency: Make) -> None:
@@ -80,10 +92,10 @@ def test_what_is_expected_and_here_stays(make_residency: Make) -> None:
     run_step(residency, 2, [[1, 5, 6, 7]])
     residency.prefetch(2, [1])
     run_step(residency, 0, [[4, 5, 6]])
-    assert residency.resident_ids(2) == [1]
+    assert resident_ids(residency, 2) == [1]
     run_step(residency, 2, [[1, 5, 6, 7]])
     run_step(residency, 0, [[4, 5, 6]])
-    assert residency.resident_ids(2) == [7]  # the first of equals goes: nothing is expected any more
+    assert resident_ids(residency, 2) == [7]  # the first of equals goes: nothing is expected any more
 
 
 def test_few_slots_are_not_for_what_comes_later(make_residency: Make) -> None:
@@ -120,9 +132,9 @@ def test_guesses_of_any_quality_change_nothing(make_residency: Make, seed: int) 
             residency.prefetch((layer + 1) % LAYERS, rng.permutation(EXPERTS)[: rng.integers(0, 8)].tolist())
     counters = residency.counters
     assert counters.prefetched - counters.prefetch_used <= WASTE_START + 1 + 0.1 * counters.misses
-    assert max(residency.live_slots.values()) <= 12
+    assert max(live_slots(residency).values()) <= 12
     settle(residency)
-    assert not residency.leased
+    assert not is_leased(residency)
 
 
 def times(trial: Trial, with_it: float, without: float, steps: int) -> list[bool]:

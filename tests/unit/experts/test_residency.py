@@ -11,7 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expert_files import CHOSEN, EXPERTS, LAYERS, check_slot, faulty_reader, ids_of, run_step
+from expert_files import (
+    CHOSEN,
+    EXPERTS,
+    LAYERS,
+    check_slot,
+    faulty_reader,
+    ids_of,
+    is_leased,
+    live_slots,
+    resident_ids,
+    run_step,
+)
 
 from colibri.errors import FileError, MemoryBudgetError
 from colibri.experts.residency import Residency
@@ -23,7 +34,7 @@ def test_first_step_reads_only_what_is_routed_to(make_residency: Make) -> None:
     residency = make_residency()
     run_step(residency, 0, [[1, 5, 9, 2]])
     assert residency.counters.misses == 4
-    assert sum(residency.live_slots.values()) == 4
+    assert sum(live_slots(residency).values()) == 4
     assert residency.counters.bytes_read == 4 * residency.store.expert(0, 0).nbytes
 
 
@@ -65,8 +76,8 @@ def test_any_number_of_slots(make_residency: Make, slots: int) -> None:
         for layer in range(LAYERS):
             rows = [rng.permutation(EXPERTS)[:CHOSEN].tolist() for _ in range(rng.integers(1, 6))]
             run_step(residency, layer, rows)
-    assert max(residency.live_slots.values()) <= slots
-    assert not residency.leased
+    assert max(live_slots(residency).values()) <= slots
+    assert not is_leased(residency)
 
 
 def test_each_needed_expert_is_read_once_a_step(make_residency: Make) -> None:
@@ -88,7 +99,7 @@ def test_many_threads(make_residency: Make, slots: int, seed: int) -> None:
             for _ in range(15):
                 for layer in range(LAYERS):
                     run_step(residency, layer, [rng.permutation(EXPERTS)[:CHOSEN].tolist() for _ in range(2)])
-                    assert max(residency.live_slots.values()) <= slots
+                    assert max(live_slots(residency).values()) <= slots
         except BaseException as error:
             failures.append(error)
 
@@ -99,7 +110,7 @@ def test_many_threads(make_residency: Make, slots: int, seed: int) -> None:
         thread.join()
     if failures:
         raise failures[0]
-    assert not residency.leased
+    assert not is_leased(residency)
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -138,7 +149,7 @@ def test_an_unreadable_expert_fails_its_request_alone(make_residency: Make, mode
     run_step(residency, 0, [[3, 12, 10, 14]])
     bad = False
     run_step(residency, 0, [[3, 6, 10, 11]])
-    assert not residency.leased
+    assert not is_leased(residency)
 
 
 def test_a_file_truncated_while_running(make_residency: Make, model_path: Path) -> None:
@@ -181,7 +192,7 @@ def test_a_dropped_step_gives_its_leases_back(make_residency: Make) -> None:
     residency = make_residency(4)
     parts = iter(residency.handles(0, ids_of([[0, 1, 2, 3]])))
     next(parts)
-    assert residency.leased
+    assert is_leased(residency)
     del parts
-    assert not residency.leased
-    check_slot(residency, 0, residency.resident_ids(0)[0])
+    assert not is_leased(residency)
+    check_slot(residency, 0, resident_ids(residency, 0)[0])

@@ -25,6 +25,7 @@ from expert_files import (
     open_experts,
     plain,
     run_step,
+    tensors_of,
     write_file,
 )
 
@@ -48,7 +49,7 @@ def replacement(path: Path, expert: int, seed: int, layers: int = LAYERS) -> Pat
 
 def contents(residency: Residency, layer: int, expert: int) -> Arrays:
     """What the slot of an expert holds."""
-    tensors = residency.tensors(layer, expert)
+    tensors = tensors_of(residency, layer, expert)
     assert tensors is not None
     return [ops.dequantize(tensor) for tensor in tensors]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_files import HEAD_DIM, HIDDEN, model_metadata, model_tensors, values_of, write_model
+from checkpoint_files import HEAD_DIM, HIDDEN, load_matrix, model_metadata, model_tensors, values_of, write_model
 
 from colibri import ops
 from colibri.errors import FileError, UnsupportedError
 from colibri.weights import load
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.file_reader import FileReader
-from colibri.weights.load import Staging, load_plain, load_tensor
+from colibri.weights.load import load_plain
 from colibri.weights.tensor_info import TensorInfo
 
 
@@ -33,17 +33,17 @@ def test_matrices_are_tiled(tmp_path: Path, kind: str, piece: int, monkeypatch: 
     write_model(tmp_path / "m.gguf", specs=model_tensors(kind=kind))
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     reader = FileReader()
-    tensor = load_tensor(checkpoint.tensors["token_embd.weight"], reader, Staging(16))
+    tensor = load_matrix(checkpoint.tensors["token_embd.weight"], reader)
     assert (tensor.type, tensor.tiled) == (kind, True)
     assert np.array_equal(ops.dequantize(tensor), numbers("token_embd.weight", kind))
-    expert = load_tensor(checkpoint.experts(1).down[2], reader)
+    expert = load_matrix(checkpoint.experts(1).down[2], reader)
     assert np.array_equal(ops.dequantize(expert), numbers("blk.1.ffn_down_exps.weight", kind)[2])
 
 
 def test_vectors_are_plain(tmp_path: Path) -> None:
     write_model(tmp_path / "m.gguf")
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
-    tensor = load_tensor(checkpoint.tensors["output_norm.weight"], FileReader())
+    tensor = load_plain(checkpoint.tensors["output_norm.weight"], FileReader())
     assert (tensor.type, tensor.tiled) == ("F32", False)
     assert np.array_equal(tensor.numpy(), numbers("output_norm.weight"))
     router = load_plain(checkpoint.tensors["blk.0.ffn_gate_inp.weight"], FileReader())
@@ -54,7 +54,7 @@ def test_vectors_are_plain(tmp_path: Path) -> None:
 def test_half_precision_vectors_become_f32(tmp_path: Path, kind: str) -> None:
     specs = [replace(spec, type=kind) if spec.name == "output_norm.weight" else spec for spec in model_tensors()]
     write_model(tmp_path / "m.gguf", specs=specs)
-    tensor = load_tensor(open_checkpoint(tmp_path / "m.gguf").tensors["output_norm.weight"], FileReader())
+    tensor = load_plain(open_checkpoint(tmp_path / "m.gguf").tensors["output_norm.weight"], FileReader())
     expected = next(load.to_float32(values_of(spec), kind) for spec in specs if spec.name == "output_norm.weight")
     assert np.array_equal(tensor.numpy(), expected)
 
@@ -66,27 +66,18 @@ def test_rows_of_llama_files_are_put_back(tmp_path: Path, piece: int, monkeypatc
     info = open_checkpoint(tmp_path / "m.gguf").tensors["blk.1.attn_k.weight"]
     stored = numbers("blk.1.attn_k.weight")  # row 2 i + h of a head is row h HEAD_DIM / 2 + i of the model
     expected = stored.reshape(-1, HEAD_DIM // 2, 2, HIDDEN).swapaxes(1, 2).reshape(HIDDEN, HIDDEN)
-    assert np.array_equal(ops.dequantize(load_tensor(info, FileReader())), expected)
+    assert np.array_equal(ops.dequantize(load_matrix(info, FileReader())), expected)
     heads = expected.reshape(-1, 2, HEAD_DIM // 2, HIDDEN)  # the permutation of llama.cpp's converter
     assert np.array_equal(heads.swapaxes(1, 2).reshape(HIDDEN, HIDDEN), stored)
     bias = TensorInfo("b", "F32", (HIDDEN,), info.file, info.offset, 4 * HIDDEN, "interleaved_pairs", HEAD_DIM)
-    found = load_tensor(bias, FileReader()).numpy()
+    found = load_plain(bias, FileReader()).numpy()
     assert np.array_equal(found, stored[0].reshape(-1, HEAD_DIM // 2, 2).swapaxes(1, 2).ravel())
 
 
-def test_merged_experts_are_not_one_matrix(tmp_path: Path) -> None:
-    write_model(tmp_path / "m.gguf")
-    merged = open_checkpoint(tmp_path / "m.gguf").tensors["blk.0.ffn_up_exps.weight"]
-    with pytest.raises(ValueError, match="one by one"):
-        load_tensor(merged, FileReader())
-
-
-def test_types_that_are_not_run(tmp_path: Path) -> None:
+def test_vectors_of_blocks_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(1000))
-    with pytest.raises(UnsupportedError, match="Q5_1"):
-        load_tensor(TensorInfo("t", "Q5_1", (4, 32), tmp_path / "a", 0, 96), FileReader())
     with pytest.raises(UnsupportedError, match="Q8_0"):
-        load_tensor(TensorInfo("t", "Q8_0", (32,), tmp_path / "a", 0, 34), FileReader())
+        load_plain(TensorInfo("t", "Q8_0", (32,), tmp_path / "a", 0, 34), FileReader())
 
 
 # --- the reader ---
@@ -96,10 +87,10 @@ def test_a_file_cut_while_in_use_is_an_error(tmp_path: Path) -> None:
     write_model(tmp_path / "m.gguf")
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     reader = FileReader()
-    load_tensor(checkpoint.tensors["token_embd.weight"], reader)
+    load_matrix(checkpoint.tensors["token_embd.weight"], reader)
     os.truncate(tmp_path / "m.gguf", 4321)  # before the tensor begins
     with pytest.raises(FileError, match=r"m\.gguf: ends at byte 4321, .*truncated while in use"):
-        load_tensor(checkpoint.tensors["output.weight"], reader)
+        load_matrix(checkpoint.tensors["output.weight"], reader)
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +119,7 @@ def test_a_replaced_file_is_an_error(tmp_path: Path) -> None:
     reader.read_into(path, 0, bytearray(100))
     (tmp_path / "b").write_bytes(bytes(100))
     os.replace(tmp_path / "b", path)
-    with pytest.raises(FileError, match="a: .*changed or replaced while in use"):
+    with pytest.raises(FileError, match=r"a: .*changed or replaced while in use"):
         reader.read_into(path, 0, bytearray(100))
     FileReader().read_into(path, 0, bytearray(100))
 

@@ -10,12 +10,12 @@ from typing import Any
 import gguf as reference
 import numpy as np
 import pytest
+from checkpoint_files import load_matrix
 
 from colibri import ops
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec
-from colibri.weights.load import load_tensor
 
 TOOL = Path(__file__).parents[3] / "tools" / "make_random_moe.py"
 
@@ -51,7 +51,7 @@ def test_a_tiny_model_opens(tool: Any, tmp_path: Path, quantization: str, monkey
     monkeypatch.setattr(sys, "argv", ["tool", str(path), "--quantization", quantization, "--skew", "1"])
     tool.main()
     checkpoint = open_checkpoint(path)
-    tensor = load_tensor(checkpoint.experts(1).up[3], FileReader())
+    tensor = load_matrix(checkpoint.experts(1).up[3], FileReader())
     assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
     assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
 
