@@ -4,7 +4,6 @@
 #include "bind/experts.h"
 #include "bind/machine.h"
 #include "bind/rows.h"
-#include "bind/sampling.h"
 #include "bind/tensors.h"
 #include "bind/weights.h"
 
@@ -12,12 +11,9 @@ using namespace colibri;
 
 NB_MODULE(_native, m) {
     bind_machine(m);
-    bind_limits(m);
     bind_tensor(m);
     bind_weights(m);
-    bind_quantizers(m);
     bind_attention(m);
     bind_rows(m);
-    bind_sampling(m);
     bind_experts(m);
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -35,7 +36,6 @@ inline bool is_plain(int type) { return type == T_F32 || type == T_F16 || type =
 inline size_t value_bytes(int type) { return type == T_U8 ? 1 : type == T_F16 ? 2 : 4; }
 
 inline size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
 
 inline size_t tiled_size(int type, int64_t rows, int64_t k) {
     return round_up(size_t((rows + TILE_ROWS - 1) / TILE_ROWS) * tile_stride(type, k), 64);
@@ -82,18 +82,21 @@ struct Tensor {
     uint16_t *f16() const { return reinterpret_cast<uint16_t *>(data); }
 };
 
+/* For messages; kept out of the way of what goes well. */
+template <typename... T> [[gnu::noinline, gnu::cold]] std::string text(const T &...parts) {
+    std::ostringstream out;
+    (out << ... << parts);
+    return out.str();
+}
+
 inline std::string shape_text(const int64_t *shape, int dimensions) {
-    std::string text = "(";
-    for (int i = 0; i < dimensions; i++) {
-        if (i) text += ", ";
-        text += shape[i] < 0 ? "any" : std::to_string(shape[i]);
-    }
-    return text + (dimensions == 1 ? ",)" : ")");
+    std::string sizes;
+    for (int i = 0; i < dimensions; i++) sizes += (i ? ", " : "") + (shape[i] < 0 ? "any" : std::to_string(shape[i]));
+    return "(" + sizes + (dimensions == 1 ? ",)" : ")");
 }
 
 inline std::string describe(const Tensor &tensor) {
-    return std::string(tensor.tiled ? "tiled " : "") + type_name(tensor.type) + " " +
-           shape_text(tensor.shape, tensor.dimensions);
+    return text(tensor.tiled ? "tiled " : "", type_name(tensor.type), " ", shape_text(tensor.shape, tensor.dimensions));
 }
 
 [[noreturn]] inline void wrong(const std::string &name, const std::string &found, const std::string &expected) {
@@ -104,7 +107,7 @@ inline std::string describe(const Tensor &tensor) {
 template <int N> inline void expect(const Tensor &t, const char *name, int type, const int64_t (&shape)[N]) {
     bool fits = t.type == type && !t.tiled && t.dimensions == N;
     for (int i = 0; fits && i < N; i++) fits = shape[i] < 0 || shape[i] == t.shape[i];
-    if (!fits) wrong(name, describe(t), std::string(type_name(type)) + " " + shape_text(shape, N));
+    if (!fits) wrong(name, describe(t), text(type_name(type), " ", shape_text(shape, N)));
 }
 
 inline float *f32_of(const Tensor &t, const char *name, int64_t n) {

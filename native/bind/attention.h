@@ -6,7 +6,7 @@
 namespace colibri {
 namespace {
 
-using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Integers = Array<const int32_t, 1>;
 
 struct Batch {
     std::vector<int32_t> position, sequence, group_first;
@@ -24,7 +24,7 @@ std::vector<int32_t> copy_of(const Integers &array) { return {array.data(), arra
 
 void add_table(Batch &batch, const Integers &blocks) {
     for (size_t i = 0; i < blocks.size(); i++) {
-        if (blocks.data()[i] < 0) wrong("tables", std::to_string(blocks.data()[i]), "block numbers from 0");
+        if (blocks.data()[i] < 0) wrong("tables", text(blocks.data()[i]), "block numbers from 0");
         batch.last_block = std::max(batch.last_block, blocks.data()[i]);
     }
     batch.tables.push_back(copy_of(blocks));
@@ -33,11 +33,10 @@ void add_table(Batch &batch, const Integers &blocks) {
 void add_row(Batch &batch, size_t row) {
     const int32_t sequence = batch.sequence[row], position = batch.position[row];
     if (sequence < 0 || size_t(sequence) >= batch.tables.size())
-        wrong("sequence", std::to_string(sequence), "0 to " + std::to_string(batch.tables.size()) + " exclusive");
+        wrong("sequence", text(sequence), text("0 to ", batch.tables.size(), " exclusive"));
     const size_t capacity = batch.tables[size_t(sequence)].size() * KV_BLOCK;
     if (position < 0 || size_t(position) >= capacity)
-        wrong("positions", std::to_string(position),
-              "0 to " + std::to_string(capacity) + " exclusive, the blocks of its table");
+        wrong("positions", text(position), text("0 to ", capacity, " exclusive, the blocks of its table"));
     batch.last_position = std::max(batch.last_position, position);
     const bool follows = row && batch.sequence[row - 1] == sequence && batch.position[row - 1] + 1 == position;
     if (!follows) batch.group_first.push_back(int32_t(row));
@@ -45,7 +44,7 @@ void add_row(Batch &batch, size_t row) {
 
 void make_batch(Batch *self, const Integers &positions, const Integers &sequence, const nb::list &tables) {
     if (positions.size() != sequence.size())
-        wrong("sequence", std::to_string(sequence.size()) + " rows", std::to_string(positions.size()));
+        wrong("sequence", text(sequence.size(), " rows"), text(positions.size()));
     Batch *batch = new (self) Batch{};
     batch->position = copy_of(positions);
     batch->sequence = copy_of(sequence);
@@ -64,9 +63,7 @@ int64_t rows_of(const Tensor &t, const char *name, const Batch &batch) {
 void embed_positions(Tensor &out, const Tensor &table, const Batch &batch) {
     expect_tiled(table, "table", -1, -1);
     float *rows = f32_of(out, "out", int64_t(batch.position.size()), table.shape[1]);
-    if (batch.last_position >= table.shape[0])
-        throw std::out_of_range("position: found " + std::to_string(batch.last_position) + ", expected 0 to " +
-                                std::to_string(table.shape[0] - 1));
+    if (batch.last_position >= 0) index_within("position", batch.last_position, table.shape[0]);
     const struct matrix weights = matrix_of(table);
     region_embed(rows, &weights, batch.position.data(), int(batch.position.size()));
 }
@@ -77,10 +74,9 @@ void set_rope(struct attention_input &in, const Tensor *cosine, const Tensor *si
     f32_of(*cosine, "cosine", -1, -1);
     f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
     if (2 * cosine->shape[1] > key_dim)
-        wrong("cosine", describe(*cosine), "at most " + std::to_string(key_dim / 2) + " columns");
+        wrong("cosine", describe(*cosine), text("at most ", key_dim / 2, " columns"));
     if (batch.last_position >= cosine->shape[0])
-        wrong("batch", "position " + std::to_string(batch.last_position),
-              "below " + std::to_string(cosine->shape[0]) + ", the rows of cosine");
+        wrong("batch", text("position ", batch.last_position), text("below ", cosine->shape[0], ", the rows of cosine"));
     in.cosine = cosine->f32(), in.sine = sine->f32(), in.rotary = int(2 * cosine->shape[1]);
 }
 
@@ -99,8 +95,7 @@ struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &bat
     if (key_dim % 8 || value_dim % 8 || key_dim <= 0 || value_dim <= 0 || !keys.shape[1])
         wrong("keys, values", describe(keys) + ", " + describe(values), "head dimensions that are multiples of 8");
     if (batch.last_block >= keys.shape[0])
-        wrong("batch", "block " + std::to_string(batch.last_block),
-              "below " + std::to_string(keys.shape[0]) + ", the blocks of the cache");
+        wrong("batch", text("block ", batch.last_block), text("below ", keys.shape[0], ", the blocks of the cache"));
     return {keys.data, values.data, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
 }
 
@@ -109,10 +104,8 @@ void attention(Tensor &out, Tensor &q, Tensor &k, const Tensor &v, Tensor &keys,
     const struct cache cache = cache_of(keys, values, batch);
     const int64_t n = int64_t(batch.position.size()), width = rows_of(q, "q", batch), heads = width / cache.key_dim;
     if (width % cache.key_dim || heads % cache.kv_heads || !heads)
-        wrong("q", describe(q),
-              "rows of " + std::to_string(cache.key_dim) + " times a multiple of " + std::to_string(cache.kv_heads) +
-                  " heads");
-    if (window < 0) wrong("window", std::to_string(window), "0 (no window) or more");
+        wrong("q", describe(q), text("rows of ", cache.key_dim, " times a multiple of ", cache.kv_heads, " heads"));
+    if (window < 0) wrong("window", text(window), "0 (no window) or more");
     struct attention_input in = {};
     in.q = q.f32(), in.heads = int(heads), in.scale = scale, in.window = window;
     in.k = f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
@@ -121,23 +114,16 @@ void attention(Tensor &out, Tensor &q, Tensor &k, const Tensor &v, Tensor &keys,
     set_rope(in, cosine, sine, cache.key_dim, batch);
     f32_of(out, "out", n, heads * cache.value_dim);
     const struct batch view = batch.view();
-    int status;
-    {
-        nb::gil_scoped_release unlocked;
-        status = region_attention(out.f32(), &in, &cache, &view);
-    }
-    check_region(status);
+    check_region(unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); }));
 }
 
 void bind_attention(nb::module_ &m) {
     nb::class_<Batch>(m, "Batch")
         .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
         .def("__len__", [](const Batch &batch) { return batch.position.size(); });
-    m.def("embed_positions", &embed_positions, "out"_a.noconvert(), "table"_a.noconvert(), "batch"_a);
-    m.def("attention", &attention, "out"_a.noconvert(), "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
-          "keys"_a.noconvert(), "values"_a.noconvert(), "batch"_a.noconvert(),
-          "cosine"_a.noconvert().none() = nb::none(), "sine"_a.noconvert().none() = nb::none(), "scale"_a = 1.0f,
-          "window"_a = 0, "sinks"_a.noconvert().none() = nb::none());
+    m.def("embed_positions", &embed_positions, "out"_a, "table"_a, "batch"_a);
+    m.def("attention", &attention, "out"_a, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "batch"_a, optional("cosine"),
+          optional("sine"), "scale"_a = 1.0f, "window"_a = 0, optional("sinks"));
     m.attr("KV_BLOCK") = KV_BLOCK;
 }
 

@@ -19,12 +19,7 @@ struct ExpertTable {
         owners.resize(size_t(experts));
         wanted.resize(size_t(experts));
     }
-    size_t index(int64_t e) const {
-        if (e < 0 || size_t(e) >= experts.size())
-            throw std::out_of_range("expert: found " + std::to_string(e) + ", expected 0 to " +
-                                    std::to_string(experts.size() - 1));
-        return size_t(e);
-    }
+    size_t index(int64_t e) const { return index_within("expert", e, int64_t(experts.size())); }
 };
 
 void set_expert(ExpertTable &table, int64_t e, const Tensor *gate, const Tensor &up, const Tensor &down,
@@ -56,7 +51,7 @@ void check_resident(ExpertTable &table, const Tensor &ids, const Tensor *only) {
     for (int64_t i = 0; i < ids.values(); i++) {
         const size_t e = table.index(ids.i32()[i]);
         if (table.wanted[e] && !table.experts[e].set)
-            wrong("ids", "expert " + std::to_string(e) + ", which is not set", "experts that are set");
+            wrong("ids", text("expert ", e, ", which is not set"), "experts that are set");
     }
 }
 
@@ -69,26 +64,22 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
     if (only) expect(*only, "only", T_I32, any);
     const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf", "swiglu_oai"});
     check_resident(table, ids, only);
-    int status;
-    {
-        nb::gil_scoped_release unlocked;
-        status = region_moe(slots.f32(), x.f32(), int(n), int(ids.shape[1]), ids.i32(), table.experts.data(),
-                            int(table.experts.size()), table.hidden, table.intermediate, kind, exact,
-                            only ? only->i32() : nullptr, only ? int(only->shape[0]) : 0);
-    }
-    check_region(status);
+    check_region(unlocked([&] {
+        return region_moe(slots.f32(), x.f32(), int(n), int(ids.shape[1]), ids.i32(), table.experts.data(),
+                          int(table.experts.size()), table.hidden, table.intermediate, kind, exact,
+                          only ? only->i32() : nullptr, only ? int(only->shape[0]) : 0);
+    }));
 }
 
 void bind_experts(nb::module_ &m) {
     nb::class_<ExpertTable>(m, "ExpertTable")
         .def(nb::init<int, int, int>(), "experts"_a, "hidden"_a, "intermediate"_a)
-        .def("set", &set_expert, "e"_a, "gate"_a.noconvert().none(), "up"_a.noconvert(), "down"_a.noconvert(),
-             "gate_bias"_a.noconvert().none() = nb::none(), "up_bias"_a.noconvert().none() = nb::none(),
-             "down_bias"_a.noconvert().none() = nb::none())
+        .def("set", &set_expert, "e"_a, "gate"_a.none(), "up"_a, "down"_a, optional("gate_bias"), optional("up_bias"),
+             optional("down_bias"))
         .def("clear", &clear_expert, "e"_a)
         .def("resident", [](const ExpertTable &table, int64_t e) { return table.experts[table.index(e)].set; }, "e"_a);
-    m.def("moe", &moe, "slots"_a.noconvert(), "x"_a.noconvert(), "table"_a.noconvert(), "ids"_a.noconvert(),
-          "activation"_a = "silu", "exact"_a = false, "only"_a.noconvert().none() = nb::none());
+    m.def("moe", &moe, "slots"_a, "x"_a, "table"_a, "ids"_a, "activation"_a = "silu", "exact"_a = false,
+          optional("only"));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ void choose_isa(const std::string &name) {
 
 void set_threads(int threads, int cpus) {
     if (threads < 1 || threads > POOL_MAX_THREADS)
-        wrong("threads", std::to_string(threads), "1 to " + std::to_string(POOL_MAX_THREADS));
+        wrong("threads", text(threads), text("1 to ", int(POOL_MAX_THREADS)));
     pool_set_threads(threads, cpus);
 }
 
@@ -35,6 +35,27 @@ nb::list block_types() {
     return types;
 }
 
+/* What measure(rates, how many they may be) found, pass by pass. */
+template <typename F> nb::tuple rates_of(const F &measure) {
+    std::vector<double> rates(4096);
+    const int count = unlocked([&] { return measure(rates.data(), int(rates.size())); });
+    nb::list list;
+    for (int i = 0; i < count; i++) list.append(rates[size_t(i)]);
+    return nb::tuple(list);
+}
+
+nb::tuple measure_read(size_t bytes, double seconds) {
+    if (bytes < 1 << 20 || bytes > size_t(1) << 40) wrong("bytes", text(bytes), "1 MiB to 1 TiB");
+    const auto mapping = map_bytes(bytes);
+    return rates_of([&](double *rates, int most) {
+        return region_measure_read(mapping->data, bytes >> 20 << 20, seconds, rates, most);
+    });
+}
+
+nb::tuple measure_dot(double seconds) {
+    return rates_of([&](double *rates, int most) { return region_measure_dot(seconds, rates, most); });
+}
+
 void bind_machine(nb::module_ &m) {
     m.def("isa", [] { return kernels->isa; });
     m.def("isas", &isas);
@@ -42,39 +63,6 @@ void bind_machine(nb::module_ &m) {
     m.def("threads", &pool_threads);
     m.def("set_threads", &set_threads, "threads"_a, "cpus"_a);
     m.def("block_types", &block_types);
-}
-
-constexpr int MAX_RATES = 4096;
-
-nb::tuple rates_of(const std::vector<double> &rates, int count) {
-    nb::list list;
-    for (int i = 0; i < count; i++) list.append(rates[size_t(i)]);
-    return nb::tuple(list);
-}
-
-nb::tuple measure_read(size_t bytes, double seconds) {
-    if (bytes < 1 << 20 || bytes > size_t(1) << 40) wrong("bytes", std::to_string(bytes), "1 MiB to 1 TiB");
-    const auto mapping = map_bytes(bytes);
-    std::vector<double> rates(MAX_RATES);
-    int count;
-    {
-        nb::gil_scoped_release unlocked;
-        count = region_measure_read(mapping->data, bytes >> 20 << 20, seconds, rates.data(), MAX_RATES);
-    }
-    return rates_of(rates, count);
-}
-
-nb::tuple measure_dot(double seconds) {
-    std::vector<double> rates(MAX_RATES);
-    int count;
-    {
-        nb::gil_scoped_release unlocked;
-        count = region_measure_dot(seconds, rates.data(), MAX_RATES);
-    }
-    return rates_of(rates, count);
-}
-
-void bind_limits(nb::module_ &m) {
     m.def("measure_read", &measure_read, "bytes"_a, "seconds"_a);
     m.def("measure_dot", &measure_dot, "seconds"_a);
 }

@@ -1,4 +1,4 @@
-/* Norm, sums and the router. Part of bind.cpp. */
+/* Norm, sums, the router and the choice of tokens. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_ROWS_H
 #define COLIBRI_BIND_ROWS_H
 #include "bind/common.h"
@@ -11,19 +11,15 @@ bool norm(Tensor &out, const Tensor &x, const Tensor &weight, float eps, const T
     const int64_t dim = weight.shape[0], values = x.values();
     const float *scale = f32_of(weight, "weight", dim), *offset = bias ? f32_of(*bias, "bias", dim) : nullptr;
     if (x.type != T_F32 || !dim || x.shape[x.dimensions - 1] != dim)
-        wrong("x", describe(x), "F32 (..., " + std::to_string(dim) + ")");
+        wrong("x", describe(x), text("F32 (..., ", dim, ")"));
     if (out.type != T_F32 || out.tiled || out.values() != values) wrong("out", describe(out), describe(x));
     return region_norm(out.f32(), x.f32(), scale, offset, int(values / dim), int(dim), eps);
 }
 
-int64_t same_size(const Tensor &out, const Tensor &x) {
+void add(Tensor &out, const Tensor &x) {
     if (x.type != T_F32 || x.tiled) wrong("x", describe(x), "plain F32");
     if (out.type != T_F32 || out.tiled || out.values() != x.values()) wrong("out", describe(out), describe(x));
-    return x.values();
-}
-
-void add(Tensor &out, const Tensor &x) {
-    const int64_t n = same_size(out, x);
+    const int64_t n = x.values();
     for (int64_t done = 0; done < n; done += INT32_MAX / 2)
         kernels->add(out.f32() + done, x.f32() + done, int(std::min<int64_t>(n - done, INT32_MAX / 2)));
 }
@@ -46,7 +42,7 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     const int64_t n = logits.shape[0], experts = logits.shape[1];
     f32_of(weights, "weights", n, -1);
     const int64_t k = weights.shape[1], shape[] = {n, k};
-    if (k < 1 || k > experts) wrong("weights", describe(weights), "1 to " + std::to_string(experts) + " columns");
+    if (k < 1 || k > experts) wrong("weights", describe(weights), text("1 to ", experts, " columns"));
     expect(ids, "ids", T_I32, shape);
     const float *offset = bias ? f32_of(*bias, "bias", experts) : nullptr;
     const int kind = choice(score, "score", {"softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"});
@@ -56,14 +52,30 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     return !status;
 }
 
+constexpr size_t SAMPLING_FIELDS = sizeof(struct sampling) / sizeof(double);
+
+/* Arrays and not handles: the sampler works on them. */
+void sample(const Array<int32_t, 1> &tokens, const Array<double, 1> &norms, const Array<const float, 2> &logits,
+            const Array<const double, 2> &settings) {
+    const size_t n = logits.shape(0), vocabulary = logits.shape(1);
+    if (!vocabulary || vocabulary > INT32_MAX) wrong("logits", text(vocabulary, " columns"), "1 to 2^31 - 1");
+    if (tokens.size() != n) wrong("tokens", text(tokens.size(), " values"), text(n));
+    if (norms.size() != n) wrong("norms", text(norms.size(), " values"), text(n));
+    if (settings.shape(0) != n || settings.shape(1) != SAMPLING_FIELDS)
+        wrong("settings", text(settings.shape(0), " x ", settings.shape(1)), text(n, " x ", SAMPLING_FIELDS));
+    check_region(region_sample(tokens.data(), norms.data(), logits.data(), int(n), int(vocabulary),
+                               reinterpret_cast<const struct sampling *>(settings.data())));
+}
+
 void bind_rows(nb::module_ &m) {
-    m.def("norm", &norm, "out"_a.noconvert(), "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
-          "bias"_a.noconvert().none() = nb::none());
-    m.def("add", &add, "out"_a.noconvert(), "x"_a.noconvert());
-    m.def("finite", &finite, "t"_a.noconvert());
-    m.def("combine", &combine, "out"_a.noconvert(), "slots"_a.noconvert(), "weights"_a.noconvert());
-    m.def("router", &router, "ids"_a.noconvert(), "weights"_a.noconvert(), "logits"_a.noconvert(), "score"_a,
-          "renormalize"_a, "bias"_a.noconvert().none() = nb::none(), "scale"_a = 1.0f);
+    m.def("norm", &norm, "out"_a, "x"_a, "weight"_a, "eps"_a, optional("bias"));
+    m.def("add", &add, "out"_a, "x"_a);
+    m.def("finite", &finite, "t"_a);
+    m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
+    m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "score"_a, "renormalize"_a, optional("bias"),
+          "scale"_a = 1.0f);
+    m.def("sample", &sample, "tokens"_a.noconvert(), "norms"_a.noconvert(), "logits"_a.noconvert(),
+          "settings"_a.noconvert());
 }
 
 }  // namespace

@@ -12,8 +12,7 @@ struct Memory {
 
 void check_range(const Mapping &m, size_t offset, size_t bytes) {
     if (offset > m.size || bytes > m.size - offset)
-        wrong("offset, nbytes", std::to_string(offset) + ", " + std::to_string(bytes),
-              "a range within " + std::to_string(m.size) + " bytes");
+        wrong("offset, nbytes", text(offset, ", ", bytes), text("a range within ", m.size, " bytes"));
 }
 
 /* Has the system find memory for a range that nothing is being written to. */
@@ -49,11 +48,10 @@ std::vector<int64_t> shape_of(nb::handle shape) {
     std::vector<int64_t> sizes;
     for (nb::handle item : nb::borrow<nb::object>(shape)) {
         const int64_t size = nb::cast<int64_t>(item);
-        if (size < 0 || size > INT32_MAX) wrong("shape", std::to_string(size), "sizes from 0 to 2^31 - 1");
+        if (size < 0 || size > INT32_MAX) wrong("shape", text(size), "sizes from 0 to 2^31 - 1");
         sizes.push_back(size);
     }
-    if (sizes.empty() || sizes.size() > MAX_DIMENSIONS)
-        wrong("shape", std::to_string(sizes.size()) + " dimensions", "1 to 4");
+    if (sizes.empty() || sizes.size() > MAX_DIMENSIONS) wrong("shape", text(sizes.size(), " dimensions"), "1 to 4");
     return sizes;
 }
 
@@ -71,8 +69,8 @@ int weight_type(const std::string &name) {
 void check_tiled(int type, int64_t rows, int64_t k) {
     const int values = type_info[type].values;
     if (rows <= 0 || k <= 0 || k % values)
-        wrong("shape", "(" + std::to_string(rows) + ", " + std::to_string(k) + ")",
-              "(rows, k) with k a multiple of " + std::to_string(values) + " for " + type_info[type].name);
+        wrong("shape", text("(", rows, ", ", k, ")"),
+              text("(rows, k) with k a multiple of ", values, " for ", type_info[type].name));
 }
 
 size_t tiled_bytes(const std::string &name, int64_t rows, int64_t k) {
@@ -88,19 +86,16 @@ Tensor make_tensor(const std::string &name, nb::handle shape, Memory *memory, si
     set_shape(t, shape_of(shape));
     if (tiled) {
         t.type = weight_type(name);
-        if (t.dimensions != 2)
-            wrong("shape", std::to_string(t.dimensions) + " dimensions", "(rows, k) for a tiled tensor");
+        if (t.dimensions != 2) wrong("shape", text(t.dimensions, " dimensions"), "(rows, k) for a tiled tensor");
         check_tiled(t.type, t.shape[0], t.shape[1]);
     } else if (t.type < 0 || !is_plain(t.type)) {
         wrong("type", "'" + name + "'", "F32, F16, I32 or U8 for a plain tensor");
     }
-    if (!memory && offset) wrong("offset", std::to_string(offset), "0 without memory");
+    if (!memory && offset) wrong("offset", text(offset), "0 without memory");
     t.owner = memory ? memory->mapping : map_bytes(t.bytes());
     const size_t alignment = tiled ? 64 : value_bytes(t.type);
-    if (offset % alignment) wrong("offset", std::to_string(offset), "a multiple of " + std::to_string(alignment));
-    if (offset > t.owner->size || t.bytes() > t.owner->size - offset)
-        wrong("offset", std::to_string(offset) + " + " + std::to_string(t.bytes()) + " bytes",
-              "a range within " + std::to_string(t.owner->size) + " bytes");
+    if (offset % alignment) wrong("offset", text(offset), text("a multiple of ", alignment));
+    check_range(*t.owner, offset, t.bytes());
     t.data = t.owner->data + offset;
     return t;
 }
@@ -127,8 +122,7 @@ nb::object as_numpy(nb::handle self) {
 Tensor row_range(const Tensor &t, int64_t first, int64_t last) {
     expect_plain(t, "rows()");
     if (first < 0 || last < first || last > t.shape[0])
-        wrong("first, last", std::to_string(first) + ", " + std::to_string(last),
-              "a range within " + std::to_string(t.shape[0]) + " rows");
+        wrong("first, last", text(first, ", ", last), text("a range within ", t.shape[0], " rows"));
     Tensor view = t;
     view.data += size_t(first) * t.row_bytes();
     view.shape[0] = last - first;
@@ -159,8 +153,7 @@ void bind_tensor(nb::module_ &m) {
         .def("rows", &row_range, "first"_a, "last"_a)
         .def("reshape", &reshape)
         .def("__repr__", [](const Tensor &t) { return "Tensor(" + describe(t) + ")"; });
-    m.def("tensor", &make_tensor, "type"_a, "shape"_a, "memory"_a.none() = nb::none(), "offset"_a = 0,
-          "tiled"_a = false);
+    m.def("tensor", &make_tensor, "type"_a, "shape"_a, optional("memory"), "offset"_a = 0, "tiled"_a = false);
     m.def("tiled_bytes", &tiled_bytes, "type"_a, "rows"_a, "k"_a);
 }
 

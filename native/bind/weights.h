@@ -19,14 +19,13 @@ void tile(Tensor &dst, nb::handle source, int64_t first_row, std::optional<int64
     expect_tiled(dst, "dst", -1, -1);
     const int64_t k = dst.shape[1], rows = row_count.value_or(dst.shape[0] - first_row);
     if (first_row < 0 || first_row % TILE_ROWS || rows < 0 || first_row + rows > dst.shape[0])
-        wrong("first_row, rows", std::to_string(first_row) + ", " + std::to_string(rows),
-              "a range within " + std::to_string(dst.shape[0]) + " rows that starts at a multiple of 16");
+        wrong("first_row, rows", text(first_row, ", ", rows),
+              text("a range within ", dst.shape[0], " rows that starts at a multiple of 16"));
     if (rows % TILE_ROWS && first_row + rows != dst.shape[0])
-        wrong("rows", std::to_string(rows), "a multiple of 16, or all rows up to the last");
+        wrong("rows", text(rows), "a multiple of 16, or all rows up to the last");
     Buffer buffer(source);
     const size_t bytes = size_t(rows) * size_t(k / type_info[dst.type].values) * size_t(type_info[dst.type].bytes);
-    if (size_t(buffer.view.len) != bytes)
-        wrong("src", std::to_string(buffer.view.len) + " bytes", std::to_string(bytes));
+    if (size_t(buffer.view.len) != bytes) wrong("src", text(buffer.view.len, " bytes"), text(bytes));
     nb::gil_scoped_release unlocked;
     kernels->tile[dst.type](dst.data + size_t(first_row / TILE_ROWS) * tile_stride(dst.type, k), buffer.view.buf,
                             int(rows), int(k));
@@ -36,10 +35,8 @@ nb::object dequantize(const Tensor &t) {
     expect_tiled(t, "t", -1, -1);
     const size_t rows = size_t(t.shape[0]), k = size_t(t.shape[1]);
     float *values = new float[rows * k];
-    nb::capsule owner(values, [](void *p) noexcept { delete[] static_cast<float *>(p); });
     for (size_t row = 0; row < rows; row++) kernels->untile_row[t.type](values + row * k, t.data, int(row), int(k));
-    const size_t shape[] = {rows, k};
-    return nb::cast(nb::ndarray<nb::numpy, float>(values, 2, shape, owner), nb::rv_policy::reference);
+    return owned_array(values, rows, k);
 }
 
 void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
@@ -47,10 +44,7 @@ void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
     expect(ids, "ids", T_I32, any);
     expect_tiled(table, "table", -1, -1);
     float *rows = f32_of(out, "out", n, table.shape[1]);
-    for (int64_t i = 0; i < n; i++)
-        if (ids.i32()[i] < 0 || ids.i32()[i] >= table.shape[0])
-            throw std::out_of_range("ids: found " + std::to_string(ids.i32()[i]) + ", expected 0 to " +
-                                    std::to_string(table.shape[0] - 1));
+    for (int64_t i = 0; i < n; i++) index_within("ids", ids.i32()[i], table.shape[0]);
     const struct matrix weights = matrix_of(table);
     region_embed(rows, &weights, ids.i32(), int(n));
 }
@@ -59,8 +53,7 @@ void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
 const Tensor *element(const nb::tuple &items, size_t i, const char *name, bool optional = false) {
     const nb::object item = items[i];
     if (optional && item.is_none()) return nullptr;
-    if (!nb::isinstance<Tensor>(item))
-        wrong(std::string(name) + "[" + std::to_string(i) + "]", "another kind of object", "a Tensor");
+    if (!nb::isinstance<Tensor>(item)) wrong(text(name, "[", i, "]"), "another kind of object", "a Tensor");
     return nb::inst_ptr<Tensor>(item);
 }
 
@@ -68,8 +61,7 @@ void matmul(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, bo
             const std::optional<nb::tuple> &biases) {
     const size_t count = weights.size();
     if (!count || count > MAX_WEIGHTS || outs.size() != count || (biases && biases->size() != count))
-        wrong("outs, weights, biases", std::to_string(outs.size()) + ", " + std::to_string(count),
-              "tuples of one length, 1 to 8");
+        wrong("outs, weights, biases", text(outs.size(), ", ", count), "tuples of one length, 1 to 8");
     f32_of(x, "x", -1, -1);
     const int64_t n = x.shape[0], k = x.shape[1];
     struct matrix matrices[MAX_WEIGHTS];
@@ -77,53 +69,40 @@ void matmul(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, bo
     const float *bias[MAX_WEIGHTS] = {};
     for (size_t i = 0; i < count; i++) {
         const Tensor &w = *element(weights, i, "weights"), &out = *element(outs, i, "outs");
-        expect_tiled(w, "weights[" + std::to_string(i) + "]", -1, k);
+        expect_tiled(w, text("weights[", i, "]"), -1, k);
         results[i] = f32_of(out, "outs", n, w.shape[0]);
         const Tensor *b = biases ? element(*biases, i, "biases", true) : nullptr;
         if (b) bias[i] = f32_of(*b, "biases", w.shape[0]);
         matrices[i] = matrix_of(w);
-        }
-    int status;
-    {
-        nb::gil_scoped_release unlocked;
-        status = region_matmul(results, x.f32(), int(n), int(k), matrices, biases ? bias : nullptr, int(count), exact,
-                               accumulate);
     }
-    check_region(status);
+    check_region(unlocked([&] {
+        return region_matmul(results, x.f32(), int(n), int(k), matrices, biases ? bias : nullptr, int(count), exact,
+                             accumulate);
+    }));
+}
+
+nb::object quantize(const std::string &name, const Array<const float, 2> &rows,
+                    const std::optional<Array<const float, 1>> &importance) {
+    const int type = weight_type(name);
+    const size_t n = rows.shape(0), k = rows.shape(1), values = size_t(type_info[type].values);
+    if (!k || k % values) wrong("rows", text(k, " columns"), text("a multiple of ", values));
+    if (importance && importance->size() != k) wrong("importance", text(importance->size(), " columns"), text(k));
+    const size_t row_bytes = k / values * size_t(type_info[type].bytes);
+    uint8_t *blocks = new uint8_t[n * row_bytes];
+    const nb::object result = owned_array(blocks, n, row_bytes);
+    const float *weights = importance ? importance->data() : nullptr;
+    const bool fits = unlocked(
+        [&] { return kernels->quantize_rows(type, blocks, rows.data(), weights, int64_t(n), int(k)); });
+    if (!fits) wrong("rows", "a value that is not finite or too large for " + name, "finite values");
+    return result;
 }
 
 void bind_weights(nb::module_ &m) {
-    m.def("tile", &tile, "dst"_a.noconvert(), "src"_a, "first_row"_a = 0, "rows"_a = nb::none());
-    m.def("dequantize", &dequantize, "t"_a.noconvert());
-    m.def("embed", &embed, "out"_a.noconvert(), "table"_a.noconvert(), "ids"_a.noconvert());
-    m.def("matmul", &matmul, "outs"_a.noconvert(), "x"_a.noconvert(), "weights"_a.noconvert(), "exact"_a = false,
-          "accumulate"_a = false, "biases"_a = nb::none());
-}
-
-using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-nb::object quantize(const std::string &name, const Floats2 &rows, const std::optional<Floats1> &importance) {
-    const int type = weight_type(name);
-    const size_t n = rows.shape(0), k = rows.shape(1), values = size_t(type_info[type].values);
-    if (!k || k % values) wrong("rows", std::to_string(k) + " columns", "a multiple of " + std::to_string(values));
-    if (importance && importance->size() != k)
-        wrong("importance", std::to_string(importance->size()) + " columns", std::to_string(k));
-    const size_t row_bytes = k / values * size_t(type_info[type].bytes);
-    uint8_t *blocks = new uint8_t[n * row_bytes];
-    nb::capsule owner(blocks, [](void *p) noexcept { delete[] static_cast<uint8_t *>(p); });
-    bool fits;
-    {
-        nb::gil_scoped_release unlocked;
-        fits = kernels->quantize_rows(type, blocks, rows.data(), importance ? importance->data() : nullptr, int64_t(n),
-                                      int(k));
-    }
-    if (!fits) wrong("rows", "a value that is not finite or too large for " + name, "finite values");
-    const size_t shape[] = {n, row_bytes};
-    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blocks, 2, shape, owner), nb::rv_policy::reference);
-}
-
-void bind_quantizers(nb::module_ &m) {
+    m.def("tile", &tile, "dst"_a, "src"_a, "first_row"_a = 0, "rows"_a = nb::none());
+    m.def("dequantize", &dequantize, "t"_a);
+    m.def("embed", &embed, "out"_a, "table"_a, "ids"_a);
+    m.def("matmul", &matmul, "outs"_a, "x"_a, "weights"_a, "exact"_a = false, "accumulate"_a = false,
+          "biases"_a = nb::none());
     m.def("quantize", &quantize, "type"_a, "rows"_a.noconvert(), "importance"_a.noconvert() = nb::none());
 }
 
