@@ -1,5 +1,6 @@
 /* What the tests of the kernels share: a count of failures, deterministic random weights and activations, and the digest
- * of all results. */
+ * of all results, which is the same for every table, also of another machine. What the results have to be is checked from
+ * Python, with each table against tests/helpers/reference.py. */
 #ifndef COLIBRI_TESTS_CHECK_H
 #define COLIBRI_TESTS_CHECK_H
 #include <math.h>

@@ -1,5 +1,4 @@
-/* Tiles and products: every instruction set gives the bits of the portable one, a column has the bits it has alone, and
- * both modes are close to a sum in double precision. */
+/* Tiles and products: a column has the bits it has alone, in both modes. */
 #include "check.h"
 
 enum { MOST = 17 };
@@ -38,24 +37,6 @@ static void multiply(const struct kernels *table, const struct problem *p, bool 
     free(in);
 }
 
-static void check_close(const struct kernels *table, const struct problem *p, bool exact, const float *y) {
-    float *w = allocate(4 * (size_t)p->k);
-    for (int row = 0; row < p->rows; row++) {
-        table->untile_row[p->type](w, p->tiles, row, p->k);
-        for (int c = 0; c < p->n; c++) {
-            double sum = 0, size = 0;
-            for (int k = 0; k < p->k; k++) {
-                double product = (double)w[k] * (double)p->x[c * p->k + k];
-                sum += product, size += product * product;
-            }
-            double error = fabs(y[c * p->rows + row] - sum) / sqrt(size + 1e-30);
-            CHECK(error < (exact || type_info[p->type].activation == A_F32 ? 2e-5 : 0.25), "%s %s: error %g of %g",
-                  type_info[p->type].name, exact ? "exact" : "fast", error, sum);
-        }
-    }
-    free(w);
-}
-
 static void check_product(const struct kernels *table, int type, int rows, int k, int n) {
     struct problem p = make_problem(type, rows, k, n);
     size_t tiled = tile_stride(type, k) * (size_t)((rows + 15) / 16), size = 4 * (size_t)n * (size_t)rows;
@@ -69,7 +50,6 @@ static void check_product(const struct kernels *table, int type, int rows, int k
         note(y, size);
         for (int c = 0; c < n; c++) multiply(table, &p, exact, want, c, 1, false);
         CHECK(!memcmp(y, want, size), "%s %s: a column depends on n = %d", table->isa, type_info[type].name, n);
-        check_close(table, &p, exact, y);
         multiply(table, &p, exact, want, 0, n, true);
         for (int i = 0; i < n * rows; i++) CHECK(want[i] == y[i] + y[i], "%s: accumulate", type_info[type].name);
         free(y), free(want);
@@ -103,31 +83,20 @@ static void check_quantize(const struct kernels *table) {
         }
 }
 
-static void check_glu(const struct kernels *table) {
+static void note_glu(const struct kernels *table) {
     float gate[101], up[101], got[101];
     for (int kind = 0; kind < GLU_COUNT; kind++)
         for (int trial = 0; trial < 50; trial++) {
             for (int i = 0; i < 101; i++) gate[i] = random_float() * (float)(1 + trial), up[i] = random_float() * 10;
             table->glu[kind](got, gate, up, 101);
             note(got, sizeof got);
-            for (int i = 0; i < 101; i++) {
-                double g = gate[i], u = up[i], expect = g / (1 + exp(-g)) * u;
-                if (kind == GLU_GELU_TANH) expect = 0.5 * g * (1 + tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
-                if (kind == GLU_GELU_ERF) expect = 0.5 * g * (1 + erf(g * sqrt(0.5))) * u;
-                if (kind == GLU_SWIGLU_OAI) {
-                    g = fmin(g, 7), u = fmax(-7, fmin(7, u));
-                    expect = (u + 1) * g / (1 + exp(-1.702 * g));
-                }
-                double error = kind == GLU_GELU_ERF ? 1e-7 * fabs(g * u) : 0; /* of its erf */
-                CHECK(fabs(got[i] - expect) <= 1e-6 * fabs(expect) + 1e-6 + error, "%s: gated activation %d: %g, not %g", table->isa, kind, got[i], expect);
-            }
         }
 }
 
 static void check_table(const struct kernels *table) {
     static const int columns[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17};
     check_quantize(table);
-    check_glu(table);
+    note_glu(table);
     for (int type = 0; type < TYPE_COUNT; type++) {
         int values = type_info[type].values, step = values == 1 ? 37 : values;
         for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
