@@ -13,11 +13,12 @@ from colibri import ops
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
-from colibri.experts.store import ExpertStore, Layout
+from colibri.experts.store import ExpertStore
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
 from colibri.weights.metadata import Metadata
+from colibri.weights.tensor_info import Layout
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, CHOSEN = 4, 16, 64, 96, 4
 Blocks = np.ndarray[Any, np.dtype[np.uint8]]

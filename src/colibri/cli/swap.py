@@ -71,4 +71,4 @@ def _list(store: ExpertStore) -> None:
     replaced = store.replaced_experts
     click.echo(f"{len(replaced)} of {store.experts} experts are replaced ({overlay_folder(store.path)})")
     for expert in replaced:
-        click.echo(f"  {expert}: {store.expert(store.moe_layers()[0], expert).up.file}")
+        click.echo(f"  {expert}: {store.expert(store.moe_layers()[0], expert).parts[0].file}")

@@ -17,7 +17,7 @@ from colibri.conversion.torch_file import read_file, read_state
 from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.checkpoint import MAX_LAYERS, Checkpoint, check
 from colibri.weights.metadata import Metadata
-from colibri.weights.safetensors import SafeTensor, supported
+from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
 DENSE: Final = "mp_rank_00_model_states.pt"
@@ -169,41 +169,38 @@ def _check_options(args: Metadata, metadata: Metadata, tensors: Mapping[str, Ten
 # ---- names and shapes of the tensors ----
 
 
-def _add(tensors: dict[str, TensorInfo], source: SafeTensor, found: Iterator[TensorInfo]) -> None:
+def _add(tensors: dict[str, TensorInfo], source: TensorInfo, found: Iterator[TensorInfo]) -> None:
     for info in found:
         if info.name in tensors:
             raise FormatError(f"{source.file}: {source.name:.200} and another tensor both stand for {info.name}")
         tensors[info.name] = info
 
 
-def _translate(args: Metadata, tensor: SafeTensor) -> Iterator[TensorInfo]:
-    info = TensorInfo(
-        tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides
-    )
-    if not 1 <= len(info.shape) <= 2 or min(info.shape) < 1:
+def _translate(args: Metadata, tensor: TensorInfo) -> Iterator[TensorInfo]:
+    if not 1 <= len(tensor.shape) <= 2 or min(tensor.shape) < 1:
         raise FormatError(f"{tensor.file}: {tensor.name:.200} has the shape {list(tensor.shape)}, no weight's")
     match = _IN_LAYER.fullmatch(tensor.name)
     if match is None:
         top = next((known for known in _TOP if tensor.name.endswith(known)), None)
         if top is None:
             raise _unknown(tensor)
-        return iter([replace(info, name=_TOP[top])])
+        return iter([replace(tensor, name=_TOP[top])])
     block, module, kind = f"blk.{int(match[1])}", match[2].removeprefix("self_"), match[3]
     expert = _EXPERT.fullmatch(module)
     if module in _LAYER:
-        return iter([replace(info, name=f"{block}.{_LAYER[module]}.{kind}")])
+        return iter([replace(tensor, name=f"{block}.{_LAYER[module]}.{kind}")])
     if module == _QKV:
-        return _split_qkv(args, replace(info, name=f"{block}.attn_{{}}.{kind}"))
+        return _split_qkv(args, replace(tensor, name=f"{block}.attn_{{}}.{kind}"))
     if module in _FIRST:
-        return _split_first(args, replace(info, name=f"{block}.{_FIRST[module]}.{kind}"))
+        return _split_first(args, replace(tensor, name=f"{block}.{_FIRST[module]}.{kind}"))
     if expert and expert[2] == "dense_4h_to_h":
-        return iter([replace(info, name=f"{block}.ffn_down.{int(expert[1])}.{kind}")])
+        return iter([replace(tensor, name=f"{block}.ffn_down.{int(expert[1])}.{kind}")])
     if expert:
-        return _split_first(args, replace(info, name=f"{block}.ffn_{{}}.{int(expert[1])}.{kind}"))
+        return _split_first(args, replace(tensor, name=f"{block}.ffn_{{}}.{int(expert[1])}.{kind}"))
     raise _unknown(tensor)
 
 
-def _unknown(tensor: SafeTensor) -> UnsupportedError:
+def _unknown(tensor: TensorInfo) -> UnsupportedError:
     return UnsupportedError(f"{tensor.file}: the tensor {tensor.name:.200} is not known for GPT models of Megatron")
 
 

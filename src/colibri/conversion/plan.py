@@ -126,7 +126,7 @@ def _head_rows(checkpoint: Checkpoint, name: str, source: TensorInfo) -> int:
     """Files of some architectures hold q and k for rope on adjacent pairs; directories never do."""
     stored = INTERLEAVED.get(checkpoint.architecture, ())
     match = re.fullmatch(r"blk\.\d+\.(attn_[qk])\.(weight|bias)", name)
-    if match is None or match[1] not in stored or source.row_order == "interleaved_pairs":
+    if match is None or match[1] not in stored or source.head_rows:
         return 0
     heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
     hidden = checkpoint.metadata.integer(checkpoint.key("embedding_length"), low=1)

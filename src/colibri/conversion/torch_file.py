@@ -16,7 +16,8 @@ from typing import IO, Any, Final
 from colibri.conversion.torch_pickle import GLOBALS, Globals, Record, Storage, Tensor, TrainerGlobals, Unpickler
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
 from colibri.weights.file_reader import opened, read_exactly
-from colibri.weights.safetensors import INDEX_NAME, SafeTensor, read_directory, read_indexed
+from colibri.weights.safetensors import INDEX_NAME, read_directory, read_indexed
+from colibri.weights.tensor_info import TensorInfo
 
 MAX_PICKLE_BYTES: Final = 8 << 20  # the structure of a file with 40,000 tensors
 MAX_DIRECTORY_BYTES: Final = 8 << 20  # that of 100,000 storages takes 7 MB
@@ -27,7 +28,7 @@ _OLD_MAGIC: Final = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # a pickle 
 _PICKLES: Final = (b"\x80", b"c", b"(")  # how those of Python begin that are neither in a zip file nor torch's
 
 
-def read_weights(directory: Path) -> dict[str, SafeTensor]:
+def read_weights(directory: Path) -> dict[str, TensorInfo]:
     """All tensors of a directory: its safetensors files or, where there are none, its PyTorch .bin files."""
     safe = (directory / INDEX_NAME).exists() or any(directory.glob("model*.safetensors"))
     if safe or not any(directory.glob("*.bin")):
@@ -35,7 +36,7 @@ def read_weights(directory: Path) -> dict[str, SafeTensor]:
     index = directory / BIN_INDEX_NAME
     if index.exists():
         return read_indexed(index, read_file)
-    tensors: dict[str, SafeTensor] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in sorted(directory.glob("pytorch_model*.bin")):
         for name, tensor in read_file(file).items():
             if name in tensors:
@@ -46,7 +47,7 @@ def read_weights(directory: Path) -> dict[str, SafeTensor]:
     return tensors
 
 
-def read_file(path: Path) -> dict[str, SafeTensor]:
+def read_file(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a state dictionary; nested dictionaries give names with dots.
 
     Raises FileError (missing, truncated), FormatError (damaged) or UnsupportedError (other objects, odd strides).
@@ -55,7 +56,7 @@ def read_file(path: Path) -> dict[str, SafeTensor]:
     return _placed(path, content, places)
 
 
-def read_state(path: Path) -> tuple[dict[str, SafeTensor], Mapping[str, Any]]:
+def read_state(path: Path) -> tuple[dict[str, TensorInfo], Mapping[str, Any]]:
     """The tensors of the `module` in a training state of DeepSpeed, and Megatron's options that lie beside them.
 
     Objects of the trainer and its libraries become empty stand-ins. Raises what `read_file` does.
@@ -176,7 +177,7 @@ def _refuse_pickle(path: Path, descriptor: int, size: int, known: Globals) -> No
 # ---- tensors ----
 
 
-def _placed(path: Path, content: Any, starts: Mapping[str, int]) -> dict[str, SafeTensor]:
+def _placed(path: Path, content: Any, starts: Mapping[str, int]) -> dict[str, TensorInfo]:
     return {name: _place(path, starts, name, tensor) for name, tensor in _flatten(path, content).items()}
 
 
@@ -200,7 +201,7 @@ def _flatten(path: Path, content: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def _place(path: Path, starts: Mapping[str, int], name: str, tensor: Tensor) -> SafeTensor:
+def _place(path: Path, starts: Mapping[str, int], name: str, tensor: Tensor) -> TensorInfo:
     dtype, width = tensor.storage.type
     count = math.prod(tensor.shape)
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
@@ -214,7 +215,7 @@ def _place(path: Path, starts: Mapping[str, int], name: str, tensor: Tensor) -> 
             f"{path}: tensor {name:.200} of shape {tensor.shape} is stored with strides {strides}; "
             "save it once as a contiguous tensor"
         )
-    return SafeTensor(name, dtype, tensor.shape, path, start, count * width, strides)
+    return TensorInfo(name, dtype, tensor.shape, path, start, count * width, strides=strides)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

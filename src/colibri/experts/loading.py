@@ -10,8 +10,7 @@ from colibri import ops
 from colibri.errors import ColibriError, MemoryBudgetError, starting_threads
 from colibri.experts.reading import ExpertReader
 from colibri.experts.slots import Slot
-from colibri.experts.store import Expert
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import Expert, TensorInfo
 
 Piece = tuple[ops.Tensor, TensorInfo, int, int]
 

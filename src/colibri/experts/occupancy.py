@@ -12,8 +12,9 @@ import numpy as np
 from colibri import ops
 from colibri.experts.policy import NextUse
 from colibri.experts.slots import Slot, SlotPool
-from colibri.experts.store import ExpertStore, Layout
+from colibri.experts.store import ExpertStore
 from colibri.weights.file_reader import FileReader
+from colibri.weights.tensor_info import Layout
 
 SOON = -1.0  # what the policy says of an expert that the next layer is sure to need
 Biases = dict[int, list[tuple[ops.Tensor, ...]]]

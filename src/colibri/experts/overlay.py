@@ -11,8 +11,9 @@ from pathlib import Path
 
 from colibri.errors import ColibriError
 from colibri.experts.reading import ExpertFile
-from colibri.experts.store import Expert, ExpertStore
+from colibri.experts.store import ExpertStore
 from colibri.experts.swap import expert_files, overlay_folder, read_replacement
+from colibri.weights.tensor_info import Expert
 
 SETTLED_NS = 100_000_000  # a folder changed this lately may change again without its time stamp telling
 Identity = tuple[int, int, int, int]

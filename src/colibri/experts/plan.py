@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri.errors import MemoryBudgetError
-from colibri.experts.store import ExpertStore, Layout, slot_bytes
+from colibri.experts.store import ExpertStore, slot_bytes
 from colibri.machine import MachineMemory
+from colibri.weights.tensor_info import Layout
 
 MIB = 1 << 20
 HUGE_PAGE = 2 * MIB

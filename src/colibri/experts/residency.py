@@ -19,7 +19,8 @@ from colibri.experts.policy import MOST_SEQUENCES, NextUse, Uses
 from colibri.experts.prefetch import LEAST_SLOTS, Ahead, Trial
 from colibri.experts.reading import ExpertReader, staging_bytes
 from colibri.experts.stats import ResidencyCounters, RoutingStats
-from colibri.experts.store import ExpertStore, Layout
+from colibri.experts.store import ExpertStore
+from colibri.weights.tensor_info import Layout
 
 READERS = 4
 IN_FLIGHT_BYTES = 16 << 20  # that a step has read at once: enough to keep the disk busy while a part is computed

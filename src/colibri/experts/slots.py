@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 
 from colibri import ops
-from colibri.experts.store import Layout, slot_bytes
+from colibri.experts.store import slot_bytes
+from colibri.weights.tensor_info import Layout
 
 
 class Slot:

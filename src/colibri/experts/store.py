@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from colibri import ops
 from colibri.errors import FormatError
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.tensor_info import TensorInfo
-
-PROJECTIONS = ("gate", "up", "down")
-Layout = tuple[tuple[str, int, int], ...]
-"""(type, rows, k) of each part: experts of one layout fit into each other's slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """The matrices of one expert in one layer: gate, up (intermediate, hidden), down (hidden, intermediate).
-
-    Some have no gate.
-    """
-
-    gate: TensorInfo | None
-    up: TensorInfo
-    down: TensorInfo
-
-    @property
-    def parts(self) -> tuple[TensorInfo, ...]:
-        """gate, up and down; or up and down."""
-        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def layout(self) -> Layout:
-        """The types and shapes that decide into which slots it fits."""
-        return tuple((part.type, part.shape[0], part.shape[1]) for part in self.parts)
+from colibri.weights.tensor_info import Expert, Layout, TensorInfo
 
 
 def slot_bytes(layout: Layout) -> int:
@@ -59,17 +26,20 @@ class ExpertStore:
         self.path = checkpoint.path
         self.layers = checkpoint.layers
         self._layers = {
-            layer: _experts_of(checkpoint, layer) for layer in range(self.layers) if checkpoint.is_moe(layer)
+            layer: checkpoint.experts(layer) for layer in range(self.layers) if checkpoint.is_moe(layer)
         }
         self._biases = {
-            layer: _find_biases(checkpoint.tensors, layer, names_of(experts[0].parts))
+            layer: _find_biases(checkpoint.tensors, layer, experts[0].by_name)
             for layer, experts in self._layers.items()
         }
+        for layer, experts in self._layers.items():
+            for number, expert in enumerate(experts):
+                check_expert(expert, f"{expert.parts[-1].file}: expert {number}", layer, experts[0])
         self._replaced: dict[int, Mapping[int, Expert]] = {}
         self.version = 0  # counts the replacements
         first = next(iter(self._layers.values()))
         self.experts = len(first)
-        self.intermediate, self.hidden = first[0].up.shape
+        self.hidden, self.intermediate = first[0].by_name["down"].shape
         self.layouts: dict[int, Layout] = {layer: experts[0].layout for layer, experts in self._layers.items()}
 
     def has(self, layer: int) -> bool:
@@ -116,14 +86,6 @@ class ExpertStore:
         return counts
 
 
-def _experts_of(checkpoint: Checkpoint, layer: int) -> list[Expert]:
-    gates, ups, downs = checkpoint.experts(layer)
-    experts = [Expert(*parts) for parts in zip(gates or itertools.repeat(None), ups, downs)]  # noqa: B905
-    for number, expert in enumerate(experts):
-        check_expert(expert, f"{expert.up.file}: expert {number}", layer, experts[0])
-    return experts
-
-
 def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bool = True) -> None:
     """Raise unless the expert can stand in the place of `like`: same shapes and, with `types`, same types.
 
@@ -135,16 +97,11 @@ def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bo
 
 
 def _describe(expert: Expert) -> str:
-    return ", ".join(f"{n} {p.type} {p.shape}" for n, p in zip(names_of(expert.parts), expert.parts, strict=True))
-
-
-def names_of(parts: Sequence[object]) -> tuple[str, ...]:
-    """What the parts of an expert are: gate, up and down, or up and down."""
-    return PROJECTIONS[-len(parts) :]
+    return ", ".join(f"{name} {part.type} {part.shape}" for name, part in expert.by_name.items())
 
 
 def _find_biases(
-    tensors: Mapping[str, TensorInfo], layer: int, projections: Sequence[str]
+    tensors: Mapping[str, TensorInfo], layer: int, projections: Iterable[str]
 ) -> tuple[TensorInfo, ...] | None:
     names = [f"blk.{layer}.ffn_{projection}_exps.bias" for projection in projections]
     found = tuple(tensors[name] for name in names if name in tensors)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
-from colibri.experts.store import Expert, ExpertStore, check_expert, names_of
+from colibri.experts.store import ExpertStore, check_expert
 from colibri.weights.file_reader import FileReader
 from colibri.weights.finite import find_fault
 from colibri.weights.gguf_writer import TensorSpec, remove_unfinished, write_gguf
@@ -21,7 +21,7 @@ from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.safetensors import read_file, supported
 from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expert
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import Expert, TensorInfo
 
 CHUNK_ROWS = 256
 _SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
@@ -107,11 +107,10 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
         )
     experts: dict[int, Expert] = {}
     for layer, parts in sorted(found.items()):
-        projections = names_of(store.like(layer).parts)
-        missing = [projection for projection in projections if projection not in parts]
+        missing = [name for name in store.like(layer).by_name if name not in parts]
         if missing:
             raise FormatError(f"{path}: layer {layer} lacks {', '.join(missing)}")
-        experts[layer] = Expert(parts.get("gate"), parts["up"], parts["down"])
+        experts[layer] = Expert({name: parts[name] for name in ("gate", "up", "down") if name in parts})
         check_expert(experts[layer], str(path), layer, store.like(layer), types=not safe)
     return experts
 
@@ -132,8 +131,7 @@ def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
         parts = found.setdefault(int(match[1]), {})
         if projection in parts:
             raise FormatError(f"{path}: holds two {projection} matrices of layer {match[1]}, expected one expert")
-        dtype = supported(tensor).dtype
-        parts[projection] = TensorInfo(name, dtype, tensor.shape, path, tensor.offset, tensor.nbytes)
+        parts[projection] = supported(tensor)
     _numbers(path, tensors)
     return found
 
@@ -150,9 +148,9 @@ def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Ex
     """Write one expert in the model's types; the file appears whole or not at all."""
     sources = {}
     for layer, expert in experts.items():
-        base = store.like(layer).parts
-        for projection, info, like in zip(names_of(base), expert.parts, base, strict=True):
-            spec = TensorSpec(f"blk.{layer}.ffn_{projection}.{number}.weight", like.type, like.shape)
+        for name, like in store.like(layer).by_name.items():
+            spec = TensorSpec(f"blk.{layer}.ffn_{name}.{number}.weight", like.type, like.shape)
+            info = expert.by_name[name]
             sources[spec] = (info, f"{info.file}: layer {layer}, tensor {info.name}")
     metadata = {"general.type": GENERAL_TYPE, "general.name": f"{store.path.name}, expert {number}"}
     files = FileReader()

@@ -76,6 +76,5 @@ def _expert_sizes(checkpoint: Checkpoint, config: ModelConfig) -> list[int]:
     sizes = []
     for layer in range(config.layers):
         if checkpoint.is_moe(layer):
-            projections = filter(None, checkpoint.experts(layer))
-            sizes += [sum(info.nbytes for info in parts) for parts in zip(*projections, strict=True)]
+            sizes += [expert.nbytes for expert in checkpoint.experts(layer)]
     return sizes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 
@@ -18,20 +18,12 @@ from colibri.weights.gguf import StringArray, read_gguf
 from colibri.weights.huggingface import ReadWeights, read_huggingface
 from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import read_directory
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import Expert, TensorInfo
 
 MAX_LAYERS: Final = 1024
 INTERLEAVED: Final = {"llama": ("attn_q", "attn_k")}
 """GGUF architectures whose q and k rows are stored for rope on adjacent pairs."""
 _ANY: Final = -1
-
-
-class ExpertTensors(NamedTuple):
-    """The (rows, k) ranges of every expert of one layer; gate is empty where experts have none."""
-
-    gate: tuple[TensorInfo, ...]
-    up: tuple[TensorInfo, ...]
-    down: tuple[TensorInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -98,16 +90,16 @@ class Checkpoint:
         """Whether experts and dense networks have a gate, as nearly all do (the key is ours)."""
         return self.metadata.flag(self.key("feed_forward_gated"), True)
 
-    def experts(self, layer: int) -> ExpertTensors:
+    def experts(self, layer: int) -> list[Expert]:
         """Where the routed experts of a layer are, merged in one tensor or stored one by one, with shapes checked."""
         hidden = self.metadata.integer(self.key("embedding_length"), low=1)
         own, shared = self.key("expert_feed_forward_length"), self.key("feed_forward_length")
         width = self.metadata.integer(own if own in self.metadata else shared, low=1)
-        return ExpertTensors(
-            gate=self._projection(layer, "gate", (width, hidden)) if self.gated else (),
-            up=self._projection(layer, "up", (width, hidden)),
-            down=self._projection(layer, "down", (hidden, width)),
-        )
+        shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+        if not self.gated:
+            del shapes["gate"]
+        projections = [self._projection(layer, name, shape) for name, shape in shapes.items()]
+        return [Expert(dict(zip(shapes, parts, strict=True))) for parts in zip(*projections, strict=True)]
 
     def _projection(self, layer: int, projection: str, shape: tuple[int, int]) -> tuple[TensorInfo, ...]:
         count = self.metadata.integer(self.key("expert_count"), low=1)
@@ -226,7 +218,7 @@ def _with_row_order(architecture: str, metadata: Metadata, tensors: dict[str, Te
                 raise FormatError(
                     f"{info.file}: tensor {name} has {info.shape[0]} rows, not whole heads of {head_rows}"
                 )
-            tensors[name] = replace(info, row_order="interleaved_pairs", head_rows=head_rows)
+            tensors[name] = replace(info, head_rows=head_rows)
     return tensors
 
 

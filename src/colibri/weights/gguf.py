@@ -29,14 +29,14 @@ from colibri.weights.tensor_info import TensorInfo
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 16
-MAX_STRINGS: Final = 1 << 22
-MAX_ARRAYS: Final = 1 << 14
-MAX_STRING_BYTES: Final = 16 << 20
+MAXSTRINGS: Final = 1 << 22
+MAXARRAYS: Final = 1 << 14
+MAXSTRING_BYTES: Final = 16 << 20
 MAX_NAME_BYTES: Final = 1024
 MAX_SHARDS: Final = 4096
 
-_STRING, _ARRAY = 8, 9
-_SCALARS: Final = {
+STRING, ARRAY = 8, 9
+SCALARS: Final = {
     0: ("uint8", "<B"), 1: ("int8", "<b"), 2: ("uint16", "<H"), 3: ("int16", "<h"), 4: ("uint32", "<I"),
     5: ("int32", "<i"), 6: ("float32", "<f"), 7: ("bool", "<B"), 10: ("uint64", "<Q"), 11: ("int64", "<q"),
     12: ("float64", "<d"),
@@ -158,8 +158,8 @@ class _Header:
         self._descriptor = descriptor
         self._data = bytearray()
         self._at = 0
-        self._strings_left = MAX_STRINGS
-        self._arrays_left = MAX_ARRAYS
+        self._strings_left = MAXSTRINGS
+        self._arrays_left = MAXARRAYS
 
     def parse(self) -> GGUFFile:
         magic = bytes(self._take(min(4, self.size), "magic"))
@@ -229,7 +229,7 @@ class _Header:
             )
         return count
 
-    def _string(self, what: str, limit: int = MAX_STRING_BYTES) -> bytes:
+    def _string(self, what: str, limit: int = MAXSTRING_BYTES) -> bytes:
         return bytes(self._take(self._count(f"length of {what}", limit, 1), what))
 
     def _name(self, what: str) -> str:
@@ -246,13 +246,13 @@ class _Header:
 
     def _value(self, key: str) -> tuple[Any, str]:
         code = self._uint32(f"type of {key}")
-        if code == _STRING:
+        if code == STRING:
             return self._string(key).decode("utf-8", "surrogateescape"), "string"
-        if code == _ARRAY:
+        if code == ARRAY:
             return self._array(key, 0)
-        if code not in _SCALARS:
+        if code not in SCALARS:
             raise FormatError(f"{self.path}: metadata {key} has the unknown value type {code}")
-        kind, layout = _SCALARS[code]
+        kind, layout = SCALARS[code]
         value = struct.unpack(layout, self._take(struct.calcsize(layout), key))[0]
         if kind == "bool":
             if value > 1:
@@ -262,18 +262,18 @@ class _Header:
 
     def _array(self, key: str, depth: int) -> tuple[Any, str]:
         code = self._uint32(f"element type of {key}")
-        if code == _STRING:
+        if code == STRING:
             return self._strings(key), "array[string]"
-        if code == _ARRAY:
+        if code == ARRAY:
             if depth == 3:
                 raise FormatError(f"{self.path}: metadata {key} nests arrays more than 4 deep")
             count = self._count(f"length of {key}", self._arrays_left, 12)
             self._arrays_left -= count
             rows = [self._array(key, depth + 1)[0] for _ in range(count)]
             return rows, "array[array]"
-        if code not in _SCALARS:
+        if code not in SCALARS:
             raise FormatError(f"{self.path}: metadata {key} is an array of the unknown type {code}")
-        kind, layout = _SCALARS[code]
+        kind, layout = SCALARS[code]
         width = struct.calcsize(layout)
         count = self._count(f"length of {key}", MAX_HEADER_BYTES, width)
         raw = bytes(self._take(count * width, key))

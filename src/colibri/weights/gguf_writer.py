@@ -20,6 +20,7 @@ import numpy as np
 
 from colibri.errors import ArgumentError, FileError
 from colibri.weights.block_types import BY_NAME, row_bytes
+from colibri.weights.gguf import ARRAY, SCALARS, STRING
 
 ALIGNMENT: Final = 4096
 CHECKSUMS: Final = "colibri.checksums"
@@ -29,16 +30,8 @@ ALGORITHM: Final = "colibri.checksum_algorithm"
 HEADER_ALGORITHM: Final = "crc32 of header and tensors"
 HEADER_CHECKSUM: Final = "colibri.header_checksum"
 """CRC-32 of all that precedes the tensors' data, with these four bytes as zeros."""
-VALUE_CODES: Final = {
-    "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,
-    "bool": 7, "string": 8, "array": 9, "uint64": 10, "int64": 11, "float64": 12,
-}  # fmt: skip
-_SCALARS: Final = {
-    "uint8": "<B", "int8": "<b", "uint16": "<H", "int16": "<h", "uint32": "<I", "int32": "<i", "float32": "<f",
-    "bool": "<?", "uint64": "<Q", "int64": "<q", "float64": "<d",
-}  # fmt: skip
-
-
+VALUE_CODES: Final = {kind: code for code, (kind, _) in SCALARS.items()} | {"string": STRING, "array": ARRAY}
+_LAYOUTS: Final = dict(SCALARS.values()) | {"bool": "<?"}
 _UNFINISHED: Final = re.compile(r".+\.gguf\.([1-9]\d{0,6})\.partial")  # as write_gguf calls them
 
 
@@ -202,7 +195,7 @@ def _encode(value: object) -> bytes:
         if kind == "string":
             return head + b"".join(map(_string, value))
         return head + np.asarray(value, np.dtype(kind).newbyteorder("<")).tobytes()
-    return struct.pack("<I", VALUE_CODES[kind]) + struct.pack(_SCALARS[kind], value)
+    return struct.pack("<I", VALUE_CODES[kind]) + struct.pack(_LAYOUTS[kind], value)
 
 
 def _kind(value: object) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
-from colibri.weights.safetensors import SafeTensor, supported
+from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
 _REQUIRED: Final = object()
@@ -140,7 +140,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 
-ReadWeights = Callable[[Path], dict[str, SafeTensor]]
+ReadWeights = Callable[[Path], dict[str, TensorInfo]]
 
 
 def read_huggingface(directory: Path, read_weights: ReadWeights) -> tuple[Metadata, dict[str, TensorInfo]]:
@@ -279,7 +279,7 @@ _SCALINGS: Final[Mapping[str, Callable[[Metadata, int], dict[str, Any]]]] = {
 _LAYER_NAME = re.compile(r"model\.layers\.(\d{1,5})\.(.+)")
 
 
-def _tensors(config: Metadata, family: Family, found: Mapping[str, SafeTensor]) -> dict[str, TensorInfo]:
+def _tensors(config: Metadata, family: Family, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     tied = config.flag("tie_word_embeddings", False)
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in found.items():
@@ -294,7 +294,7 @@ def _tensors(config: Metadata, family: Family, found: Mapping[str, SafeTensor]) 
     return tensors
 
 
-def _translate(family: Family, name: str, tensor: SafeTensor) -> list[TensorInfo]:
+def _translate(family: Family, name: str, tensor: TensorInfo) -> list[TensorInfo]:
     if name in _TOP:
         return [_info(_TOP[name], tensor)]
     match = _LAYER_NAME.fullmatch(name)
@@ -315,7 +315,7 @@ def _translate(family: Family, name: str, tensor: SafeTensor) -> list[TensorInfo
     )
 
 
-def _expert_tensors(family: Family, block: str, rest: str, tensor: SafeTensor) -> list[TensorInfo]:
+def _expert_tensors(family: Family, block: str, rest: str, tensor: TensorInfo) -> list[TensorInfo]:
     """One expert's matrix (`3.w1.weight`) or all experts' (`gate_up_proj`: for each expert gate rows, then up rows)."""
     parts = rest.split(".")
     if len(parts) == 3 and parts[0].isdecimal() and parts[1] in family.experts and parts[2] in ("weight", "bias"):
@@ -328,12 +328,10 @@ def _expert_tensors(family: Family, block: str, rest: str, tensor: SafeTensor) -
     return []
 
 
-def _info(name: str, tensor: SafeTensor) -> TensorInfo:
+def _info(name: str, tensor: TensorInfo) -> TensorInfo:
     if not 1 <= len(tensor.shape) <= 4 or min(tensor.shape) < 1:
         raise FormatError(f"{tensor.file}: tensor {tensor.name:.200} has the impossible shape {list(tensor.shape)}")
-    return TensorInfo(
-        name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides
-    )
+    return replace(tensor, name=name)
 
 
 def _check_layers(config: Metadata, family: Family, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:

@@ -29,7 +29,7 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
         raise ValueError(f"{info.name} is a view with gaps; read it expert by expert")
     raw = np.empty(info.nbytes, np.uint8)
     reader.read_into(info.file, info.offset, raw)
-    if info.row_order == "interleaved_pairs":
+    if info.head_rows:
         raw = _half_split(raw, info.nbytes // info.shape[0], info.head_rows)
     tensor = ops.tensor("F32", info.shape)
     tensor.numpy()[...] = to_float32(raw, info.type).reshape(info.shape)
@@ -43,14 +43,14 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None
     """
     rows, _ = info.shape
     row_bytes = info.row_bytes
-    step = _TILE_ROWS if info.row_order == "plain" else math.lcm(_TILE_ROWS, info.head_rows)
+    step = math.lcm(_TILE_ROWS, info.head_rows or 1)
     step *= max(1, STAGING_BYTES // (step * row_bytes))
     staging = np.frombuffer(mmap.mmap(-1, min(step, rows) * row_bytes), np.uint8)  # goes back to the system at once
     for first in range(0, rows, step):
         count = min(step, rows - first)
         piece = staging[: count * row_bytes]
         reader.read_into(info.file, info.offset + first * row_bytes, piece)
-        if info.row_order == "interleaved_pairs":
+        if info.head_rows:
             piece = _half_split(piece, row_bytes, info.head_rows)
         ops.tile(tensor, piece.data, first_row=first, rows=count)
 

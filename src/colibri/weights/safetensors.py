@@ -1,5 +1,7 @@
 """Reads the headers of safetensors files, single or sharded, with every field checked. No tensor data is read.
 
+The type of a tensor is what the file calls it, also where no weight may have it (see `supported`).
+
 Source: the format's description in the safetensors repository (8 bytes of header length, a JSON header, the data).
 """
 
@@ -8,13 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.json_file import parse_object, read_object
+from colibri.weights.tensor_info import TensorInfo
 
 MAX_HEADER_BYTES: Final = 32 << 20  # 200,000 tensors; real shards stay below 4 MB
 MAX_DIMENSIONS: Final = 16
@@ -26,23 +28,7 @@ _BITS: Final = {
 _SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class SafeTensor:
-    """One tensor: dtype as the file names it, shape slowest first, absolute offset of its bytes in `file`.
-
-    strides: values from one index to the next along each dimension, where they are not back to back.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    offset: int
-    nbytes: int
-    strides: tuple[int, ...] | None = None
-
-
-def read_directory(directory: Path) -> dict[str, SafeTensor]:
+def read_directory(directory: Path) -> dict[str, TensorInfo]:
     """All tensors of a directory: model.safetensors, or the shards that the index names, or the shards found.
 
     Raises FileError naming a missing shard, FormatError when two shards hold a tensor and no index decides.
@@ -57,7 +43,7 @@ def read_directory(directory: Path) -> dict[str, SafeTensor]:
         hint = "; PyTorch's .bin files are run after `colibri convert`" if any(directory.glob("*.bin")) else ""
         raise FileError(f"{directory}: holds no model*.safetensors file{hint}")
     _check_complete(directory, shards)
-    tensors: dict[str, SafeTensor] = {}
+    tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         for name, tensor in read_file(shard).items():
             if name in tensors:
@@ -79,13 +65,13 @@ def _check_complete(directory: Path, shards: list[Path]) -> None:
                 raise FileError(f"{directory}: the shard {expected} is missing")
 
 
-def read_indexed(index: Path, read: Callable[[Path], dict[str, SafeTensor]]) -> dict[str, SafeTensor]:
+def read_indexed(index: Path, read: Callable[[Path], dict[str, TensorInfo]]) -> dict[str, TensorInfo]:
     """The tensors that an index names, each from the shard that it names, as `read` finds them there."""
     weight_map = read_object(index, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(f"{index}: weight_map is missing or is not an object with entries")
-    shards: dict[str, dict[str, SafeTensor]] = {}
-    tensors: dict[str, SafeTensor] = {}
+    shards: dict[str, dict[str, TensorInfo]] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not shard or "\0" in shard or Path(shard).name != shard:
             raise FormatError(
@@ -102,7 +88,7 @@ def read_indexed(index: Path, read: Callable[[Path], dict[str, SafeTensor]]) -> 
     return tensors
 
 
-def read_file(path: Path) -> dict[str, SafeTensor]:
+def read_file(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one file. Raises FileError when it is truncated, FormatError when it contradicts the format."""
     with opened(path) as (descriptor, size):
         length = int.from_bytes(read_exactly(path, descriptor, 8, 0), "little")
@@ -120,7 +106,7 @@ def read_file(path: Path) -> dict[str, SafeTensor]:
     return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> SafeTensor:
+def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInfo:
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"{path}: tensor {name:.200}: an object with dtype, shape and data_offsets is expected")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -140,14 +126,14 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> SafeTen
         raise FormatError(
             f"{path}: tensor {name:.200}: {last - first} bytes of data, {bits // 8} expected for {dtype} {shape}"
         )
-    return SafeTensor(name, dtype, tuple(shape), path, start + first, last - first)
+    return TensorInfo(name, dtype, tuple(shape), path, start + first, last - first)
 
 
 def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
 
 
-def _check_cover(path: Path, tensors: Mapping[str, SafeTensor], start: int, size: int) -> None:
+def _check_cover(path: Path, tensors: Mapping[str, TensorInfo], start: int, size: int) -> None:
     """The format asks that tensors fill the data without holes and without overlap."""
     ordered = sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes))
     position, previous = start, "the header"
@@ -162,11 +148,11 @@ def _check_cover(path: Path, tensors: Mapping[str, SafeTensor], start: int, size
         raise FormatError(f"{path}: has {size - position} bytes after the last tensor")
 
 
-def supported(tensor: SafeTensor) -> SafeTensor:
-    """The tensor itself when its dtype is one that weights may have, otherwise UnsupportedError."""
-    if tensor.dtype not in ("F32", "F16", "BF16"):
+def supported(tensor: TensorInfo) -> TensorInfo:
+    """The tensor itself when its type is one that weights may have, otherwise UnsupportedError."""
+    if tensor.type not in ("F32", "F16", "BF16"):
         raise UnsupportedError(
-            f"{tensor.file}: tensor {tensor.name:.200} is {tensor.dtype}; F32, F16 and BF16 are read. "
+            f"{tensor.file}: tensor {tensor.name:.200} is {tensor.type}; F32, F16 and BF16 are read. "
             "Convert the checkpoint to one of them first"
         )
     return tensor

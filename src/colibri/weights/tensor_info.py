@@ -1,16 +1,17 @@
-"""Where a tensor's bytes are: name, type, shape and the range in a file. No data is held."""
+"""Where a tensor's bytes are: name, type, shape and the range in a file; and those of an expert. No data is held."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from colibri.errors import FormatError
 from colibri.weights.block_types import BY_NAME, row_bytes
 
-RowOrder = Literal["plain", "interleaved_pairs"]
+Layout = tuple[tuple[str, int, int], ...]
+"""(type, rows, k) of each part: experts of one layout fit into each other's slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class TensorInfo:
 
     shape is in numpy order, slowest first: (rows, k) or, for merged experts, (experts, rows, k).
     offset is absolute in `file`. `nbytes` counts the data only, without gaps between experts.
-    row_order "interleaved_pairs" means that the rows of every head of `head_rows` rows are stored as
-    0, h, 1, h+1, ... (h = head_rows / 2) of the half-split order that the engine uses.
+    head_rows, unless 0, says that the rows of every head of so many are stored in adjacent pairs, as 0, h, 1, h+1, ...
+    (h = head_rows / 2) of the half-split order that the engine uses.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
     strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
     transposed views; only a converter reads such tensors.
@@ -32,7 +33,6 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
-    row_order: RowOrder = "plain"
     head_rows: int = 0
     expert_stride: int | None = None
     strides: tuple[int, ...] | None = None
@@ -75,3 +75,28 @@ class TensorInfo:
         row = self.row_bytes if self.strides is None else self.strides[1] * self.value_bytes
         part = replace(self, name=first, shape=(experts, rows // 2, k), nbytes=self.nbytes // 2, expert_stride=stride)
         return part, replace(part, name=second, offset=self.offset + rows // 2 * row)
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One expert in one layer: gate, up (intermediate, hidden) and down (hidden, intermediate), in this order.
+
+    Some have no gate.
+    """
+
+    by_name: Mapping[str, TensorInfo]
+
+    @property
+    def parts(self) -> tuple[TensorInfo, ...]:
+        """gate, up and down; or up and down."""
+        return tuple(self.by_name.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def layout(self) -> Layout:
+        """The types and shapes that decide into which slots it fits."""
+        return tuple((part.type, part.shape[0], part.shape[1]) for part in self.parts)

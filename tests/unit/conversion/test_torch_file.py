@@ -33,7 +33,7 @@ RNG = np.random.default_rng(5)
 
 def values(path: Path, name: str) -> np.ndarray[Any, Any]:
     info = read_file(path)[name]
-    kind = {"F32": np.float32, "F16": np.float16}[info.dtype]
+    kind = {"F32": np.float32, "F16": np.float16}[info.type]
     data = path.read_bytes()[info.offset : info.offset + info.nbytes]
     return np.frombuffer(data, kind).reshape(info.shape)
 

@@ -10,7 +10,8 @@ import pytest
 from expert_files import CHOSEN, LAYERS, expert_specs, open_experts, router_spec, write_file
 
 from colibri.experts.residency import Residency
-from colibri.experts.store import ExpertStore, Layout
+from colibri.experts.store import ExpertStore
+from colibri.weights.tensor_info import Layout
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from colibri.experts.reading import ALIGNMENT, HUGE_PAGE, PIECE, STRIPE, ExpertReader, staging_bytes
-from colibri.experts.store import Expert
 from colibri.weights.block_types import row_bytes
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import Expert, TensorInfo
 
 
 def part(type_name: str, rows: int, k: int) -> TensorInfo:
@@ -18,7 +17,7 @@ def part(type_name: str, rows: int, k: int) -> TensorInfo:
 
 
 def staging_of(*parts: TensorInfo) -> int:
-    expert = Expert(*((None,) if len(parts) == 2 else ()), *parts)  # type: ignore[arg-type]
+    expert = Expert(dict(zip(("gate", "up", "down")[-len(parts) :], parts, strict=True)))
     return staging_bytes(SimpleNamespace(moe_layers=lambda: (0,), like=lambda layer: expert))  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ def test_an_unreadable_expert_fails_its_request_alone(make_residency: Make, mode
     bad = True
 
     def failing(descriptor: int, view: memoryview, offset: int) -> int:
-        info = residency.store.expert(0, 6).up
+        info = residency.store.expert(0, 6).by_name["up"]
         if bad and info.offset < offset + len(view) and offset < info.offset + info.nbytes:
             raise OSError(errno.EIO, "Input/output error")
         return os.preadv(descriptor, [view], offset)
@@ -155,7 +155,7 @@ def test_an_unreadable_expert_fails_its_request_alone(make_residency: Make, mode
 def test_a_file_truncated_while_running(make_residency: Make, model_path: Path) -> None:
     residency = make_residency()
     run_step(residency, 0, [[0, 1, 2, 3]])
-    end = residency.store.expert(3, 0).gate.offset + 100  # before the experts that are read
+    end = residency.store.expert(3, 0).by_name["gate"].offset + 100  # before the experts that are read
     os.truncate(model_path, end)
     with pytest.raises(FileError, match=rf"{model_path}: ends at byte {end}, .*truncated"):
         run_step(residency, 3, [[2, 3, 4, 5]])

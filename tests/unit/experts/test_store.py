@@ -17,7 +17,7 @@ def test_merged(store: ExpertStore) -> None:
     assert store.moe_layers() == tuple(range(LAYERS))
     assert len(set(store.layouts.values())) == 2
     assert sum(store.layout_counts().values()) == LAYERS * EXPERTS
-    first, second = store.expert(2, 0).down, store.expert(2, 1).down
+    first, second = (store.expert(2, expert).by_name["down"] for expert in (0, 1))
     assert second.offset - first.offset == first.nbytes
 
 

@@ -79,7 +79,7 @@ def test_used_from_the_start(make_residency: Make, store: ExpertStore, tmp_path:
     swap_expert(store, 3, replacement(tmp_path / "new.gguf", 3, seed=5))
     residency = make_residency()
     run_step(residency, 0, [[1, 2, 3, 4]])
-    assert store.expert(2, 3).gate.file == expert_path(store.path, 3)
+    assert store.expert(2, 3).parts[0].file == expert_path(store.path, 3)
 
 
 def test_an_export_can_be_swapped_in(make_residency: Make, store: ExpertStore, tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_experts_merged_and_one_by_one(tmp_path: Path) -> None:
     for per_expert in (False, True):
         write_model(tmp_path / "m.gguf", specs=model_tensors(per_expert))
         experts = open_checkpoint(tmp_path / "m.gguf").experts(1)
-        assert [len(projection) for projection in experts] == [EXPERTS] * 3
-        assert {info.shape for info in experts.gate + experts.up} == {(WIDTH, HIDDEN)}
-        assert {info.shape for info in experts.down} == {(HIDDEN, WIDTH)}
-        offsets = [info.offset for info in experts.up]
+        assert len(experts) == EXPERTS
+        shapes = [(name, info.shape) for expert in experts for name, info in expert.by_name.items()]
+        assert shapes == [("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))] * EXPERTS
+        offsets = [expert.by_name["up"].offset for expert in experts]
         assert np.diff(offsets).tolist() == [WIDTH * HIDDEN * 4] * (EXPERTS - 1)
 
 
@@ -69,9 +69,9 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path) -> None:
         for s in specs
     ]
     write_model(tmp_path / "m.gguf", specs=specs)
-    gate, up, _ = open_checkpoint(tmp_path / "m.gguf").experts(0)
-    assert up[0].offset - gate[0].offset == WIDTH * HIDDEN * 4
-    assert gate[1].offset - gate[0].offset == 2 * WIDTH * HIDDEN * 4
+    first, second = (expert.by_name for expert in open_checkpoint(tmp_path / "m.gguf").experts(0)[:2])
+    assert first["up"].offset - first["gate"].offset == WIDTH * HIDDEN * 4
+    assert second["gate"].offset - first["gate"].offset == 2 * WIDTH * HIDDEN * 4
 
 
 def test_row_order_of_llama_files(tmp_path: Path) -> None:
@@ -79,10 +79,9 @@ def test_row_order_of_llama_files(tmp_path: Path) -> None:
     tensors = open_checkpoint(tmp_path / "m.gguf").tensors
     for name, info in tensors.items():
         permuted = name.endswith(("attn_q.weight", "attn_k.weight"))
-        assert info.row_order == ("interleaved_pairs" if permuted else "plain")
         assert info.head_rows == (HEAD_DIM if permuted else 0)
     write_model(tmp_path / "n.gguf")
-    assert {info.row_order for info in open_checkpoint(tmp_path / "n.gguf").tensors.values()} == {"plain"}
+    assert {info.head_rows for info in open_checkpoint(tmp_path / "n.gguf").tensors.values()} == {0}
 
 
 @pytest.mark.parametrize(

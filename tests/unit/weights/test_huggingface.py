@@ -72,13 +72,12 @@ def test_every_tensor_has_its_bytes(tmp_path: Path, family: str) -> None:
     assert {content(info).tobytes() for info in checkpoint.tensors.values()} == {data for _, _, data in given.values()}
     query = given["model.layers.1.self_attn.q_proj.weight"][2]
     assert content(checkpoint.tensors["blk.1.attn_q.weight"]).tobytes() == query
-    assert checkpoint.tensors["blk.1.attn_q.weight"].row_order == "plain"
+    assert checkpoint.tensors["blk.1.attn_q.weight"].head_rows == 0
     module, gate, up, down = "mlp.experts", "gate_proj", "up_proj", "down_proj"
     if family == "mixtral":
         module, gate, up, down = "block_sparse_moe.experts", "w1", "w3", "w2"
-    experts = checkpoint.experts(1)
-    for projection, theirs in ((experts.gate, gate), (experts.up, up), (experts.down, down)):
-        assert content(projection[3]).tobytes() == given[f"model.layers.1.{module}.3.{theirs}.weight"][2]
+    for info, theirs in zip(checkpoint.experts(1)[3].parts, (gate, up, down), strict=True):
+        assert content(info).tobytes() == given[f"model.layers.1.{module}.3.{theirs}.weight"][2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,11 +86,11 @@ def test_merged_experts_are_views(tmp_path: Path, family: str) -> None:
     given = directory_tensors(family, fused=True)
     merged = np.frombuffer(given["model.layers.1.mlp.experts.gate_up_proj"][2], np.float32)
     merged = merged.reshape(EXPERTS, 2 * WIDTH, HIDDEN)
-    experts = checkpoint.experts(1)
-    for expert in range(EXPERTS):
-        assert np.array_equal(content(experts.gate[expert]), merged[expert, :WIDTH])
-        assert np.array_equal(content(experts.up[expert]), merged[expert, WIDTH:])
-    assert experts.down[0].shape == (HIDDEN, WIDTH)
+    for expert, rows in zip(checkpoint.experts(1), merged, strict=True):
+        gate, up, down = expert.parts
+        assert np.array_equal(content(gate), rows[:WIDTH])
+        assert np.array_equal(content(up), rows[WIDTH:])
+        assert down.shape == (HIDDEN, WIDTH)
 
 
 @pytest.mark.parametrize(

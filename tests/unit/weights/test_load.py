@@ -36,7 +36,7 @@ def test_matrices_are_tiled(tmp_path: Path, kind: str, piece: int, monkeypatch: 
     tensor = load_matrix(checkpoint.tensors["token_embd.weight"], reader)
     assert (tensor.type, tensor.tiled) == (kind, True)
     assert np.array_equal(ops.dequantize(tensor), numbers("token_embd.weight", kind))
-    expert = load_matrix(checkpoint.experts(1).down[2], reader)
+    expert = load_matrix(checkpoint.experts(1)[2].by_name["down"], reader)
     assert np.array_equal(ops.dequantize(expert), numbers("blk.1.ffn_down_exps.weight", kind)[2])
 
 
@@ -69,7 +69,7 @@ def test_rows_of_llama_files_are_put_back(tmp_path: Path, piece: int, monkeypatc
     assert np.array_equal(ops.dequantize(load_matrix(info, FileReader())), expected)
     heads = expected.reshape(-1, 2, HEAD_DIM // 2, HIDDEN)  # the permutation of llama.cpp's converter
     assert np.array_equal(heads.swapaxes(1, 2).reshape(HIDDEN, HIDDEN), stored)
-    bias = TensorInfo("b", "F32", (HIDDEN,), info.file, info.offset, 4 * HIDDEN, "interleaved_pairs", HEAD_DIM)
+    bias = TensorInfo("b", "F32", (HIDDEN,), info.file, info.offset, 4 * HIDDEN, HEAD_DIM)
     found = load_plain(bias, FileReader()).numpy()
     assert np.array_equal(found, stored[0].reshape(-1, HEAD_DIM // 2, 2).swapaxes(1, 2).ravel())
 

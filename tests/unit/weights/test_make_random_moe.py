@@ -51,7 +51,7 @@ def test_a_tiny_model_opens(tool: Any, tmp_path: Path, quantization: str, monkey
     monkeypatch.setattr(sys, "argv", ["tool", str(path), "--quantization", quantization, "--skew", "1"])
     tool.main()
     checkpoint = open_checkpoint(path)
-    tensor = load_matrix(checkpoint.experts(1).up[3], FileReader())
+    tensor = load_matrix(checkpoint.experts(1)[3].by_name["up"], FileReader())
     assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
     assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
 

@@ -80,7 +80,7 @@ def test_offsets_are_absolute(tmp_path: Path) -> None:
     data = path.read_bytes()
     found = {name: data[t.offset : t.offset + t.nbytes] for name, t in tensors.items()}
     assert found == {"a": b"abcdefgh", "empty": b"", "s": b"xy"}
-    assert (tensors["a"].shape, tensors["a"].dtype) == ((2, 2), "F16")
+    assert (tensors["a"].shape, tensors["a"].type) == ((2, 2), "F16")
 
 
 def test_other_dtypes_are_refused_when_used(tmp_path: Path) -> None:
