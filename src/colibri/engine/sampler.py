@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,14 +39,15 @@ class Choice(NamedTuple):
 class Sampler:
     """How one sequence wants its tokens chosen."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, prompt_length: int = 0) -> None:
         self.params = params
+        self._prompt_length = prompt_length
         self._generator = np.random.Generator(np.random.Philox(params.seed))
         self._filters = (params.temperature, params.top_k, params.top_p, params.min_p)
         self._history = array("q")  # as far as it was needed
-        self._chosen: dict[int, int] = {}  # how often each token was chosen, where a penalty wants to know
-        self._counting = params.presence_penalty != 0 or params.frequency_penalty != 0
-        self.changes = bool(self._counting or params.repetition_penalty != 1 or params.logit_bias)
+        self._chosen = Counter[int]()  # how often each token was chosen, as far as it was needed
+        penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        self.changes = penalties != (0, 0, 1) or bool(params.logit_bias)
 
     def settings(self) -> tuple[float, ...]:
         """Those of the next token, as `ops.sample` takes them; each call is a new draw."""
@@ -58,18 +60,15 @@ class Sampler:
         """
         params = self.params
         scores = logits.copy()
+        known = len(self._history)
+        self._history.extend(history[known:])
+        self._chosen.update(history[max(known, self._prompt_length) :])
         if params.repetition_penalty != 1:
-            self._history.extend(history[len(self._history) :])
             penalize(scores, self._history, params.repetition_penalty)
         self._shift(scores)
         if not math.isfinite(float(np.abs(scores).max())):
             raise NumericalError("sampling: a penalty or a bias made a logit overflow; nothing was sampled")
         return scores
-
-    def note(self, token: int) -> None:
-        """Take note of a token that was chosen."""
-        if self._counting:
-            self._chosen[token] = self._chosen.get(token, 0) + 1
 
     def _shift(self, scores: F32) -> None:
         """Add biases and take penalties off; the scores are changed in place."""
@@ -91,17 +90,15 @@ class Wish(NamedTuple):
     history: Sequence[int]
     allowed: Mask | None = None
 
+    @property
+    def changes(self) -> bool:
+        """Whether it is not by the model's own logits."""
+        return self.sampler.changes or self.allowed is not None
+
     def scores(self, logits: F32) -> F32:
-        """The logits (vocab,) to choose by, where they are not the model's own."""
+        """The logits (vocab,) to choose by, where it `changes` them."""
         scores = self.sampler.changed(logits, self.history) if self.sampler.changes else logits
         return scores if self.allowed is None else np.where(self.allowed, scores, np.float32(-np.inf))
-
-    def choice(self, token: int, logprob: float, logits: F32, norm: float) -> Choice:
-        """Of a token chosen from logits (vocab,) whose exponentials add up to exp(norm)."""
-        self.sampler.note(token)
-        count = self.sampler.params.top_logprobs
-        likeliest = tuple((int(i), float(logits[i]) - norm) for i in top(logits, count)) if count else ()
-        return Choice(token, logprob, likeliest)
 
 
 class Chooser:
@@ -111,47 +108,54 @@ class Chooser:
         self._tokens = np.empty(rows, np.int32)
         self._norms = np.empty(rows)
         self._settings = np.empty((rows, len(LIKELIEST)))
-        self._rows = np.arange(rows)
 
     def __call__(self, logits: F32, wishes: Sequence[Wish]) -> list[Choice | ColibriError]:
         """The choice for each row of logits (n, vocab), or what is wrong with it: NumericalError, ArgumentError."""
         count = len(wishes)
-        tokens, norms = self._tokens[:count], self._norms[:count]
-        self._settings[:count] = [wish.sampler.settings() for wish in wishes]
-        ops.sample(tokens, norms, logits, self._settings[:count])
+        tokens, norms, settings = self._tokens[:count], self._norms[:count], self._settings[:count]
+        settings[:] = [wish.sampler.settings() for wish in wishes]
+        ops.sample(tokens, norms, logits, settings)
         log_sums = norms.tolist()
-        errors: dict[int, ColibriError] = {}
-        changed: dict[int, F32] = {}
-        for row, wish in enumerate(wishes):
-            try:
-                check_norm(log_sums[row])
-                if wish.sampler.changes or wish.allowed is not None:
-                    changed[row] = wish.scores(logits[row])
-            except ColibriError as error:
-                errors[row] = error
+        damaged = [row for row, norm in enumerate(log_sums) if not math.isfinite(norm)]
+        errors: dict[int, ColibriError] = {row: _damaged() for row in damaged}
+        changed = [row for row, wish in enumerate(wishes) if wish.changes and row not in errors]
         if changed:
-            rows = list(changed)
-            others = np.empty(len(rows), np.int32)
-            ops.sample(others, np.empty(len(rows)), np.stack(list(changed.values())), self._settings[rows])
-            tokens[rows] = others
-        logprobs = (logits[self._rows[:count], tokens] - norms).tolist()
+            self._change(logits, wishes, changed, errors)
         return [
-            errors.get(row) or wish.choice(token, logprobs[row], logits[row], log_sums[row])
-            for row, (wish, token) in enumerate(zip(wishes, tokens.tolist(), strict=True))
+            errors.get(row) or _choice(token, logits[row], norm, wish.sampler.params.top_logprobs)
+            for row, (wish, token, norm) in enumerate(zip(wishes, tokens.tolist(), log_sums, strict=True))
         ]
 
+    def _change(self, logits: F32, wishes: Sequence[Wish], rows: list[int], errors: dict[int, ColibriError]) -> None:
+        """Choose again for the rows that are not to be chosen by the model's own logits."""
+        scores: dict[int, F32] = {}
+        for row in rows:
+            try:
+                scores[row] = wishes[row].scores(logits[row])
+            except ColibriError as error:
+                errors[row] = error
+        if scores:
+            good, tokens = list(scores), np.empty(len(scores), np.int32)
+            ops.sample(tokens, np.empty(len(scores)), np.stack(list(scores.values())), self._settings[good])
+            self._tokens[good] = tokens
 
-def check_norm(norm: float) -> None:
-    """Raise NumericalError unless all logits were finite."""
-    if not math.isfinite(norm):
-        raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged, nothing was sampled")
+
+def _choice(token: int, logits: F32, norm: float, count: int) -> Choice:
+    """Of a token chosen from logits (vocab,) whose exponentials add up to exp(norm), with `count` of the likeliest."""
+    likeliest = tuple((int(i), float(logits[i]) - norm) for i in top(logits, count)) if count else ()
+    return Choice(token, logits.item(token) - norm, likeliest)
+
+
+def _damaged() -> NumericalError:
+    return NumericalError("output: a logit is a NaN or an infinity; the weights are damaged, nothing was sampled")
 
 
 def log_sum_exp(logits: F32) -> float:
     """ln of the sum of exp(logits) (vocab,); NumericalError when one is not finite."""
     norm = np.empty(1)
     ops.sample(np.empty(1, np.int32), norm, logits[np.newaxis], np.array([LIKELIEST]))
-    check_norm(float(norm[0]))
+    if not math.isfinite(norm[0]):
+        raise _damaged()
     return float(norm[0])
 
 

@@ -69,7 +69,7 @@ class Sequence:
         self.first_token_at = self.last_token_at = 0.0
         self.sampled = 0  # tokens chosen, an end token included
         self._waiting: list[Token] = []
-        self._sampler = Sampler(params)
+        self._sampler = Sampler(params, len(prompt))
         self._end_ids = frozenset() if params.ignore_eos else frozenset(end_ids)
         self._decoder = decoder
         self._constraint = constraint
@@ -165,7 +165,7 @@ class Sequence:
 
     def _pass_on(self, choice: Choice, piece: str) -> None:
         self._waiting.append(Token(choice.token, self._stops.feed(piece), choice.logprob, choice.top))
-        if not self._stops.held and not (self._decoder is not None and self._decoder.holding):
+        if not self._stops.held and not (self._decoder is not None and self._decoder.held):
             self._flush()
 
     def _flush(self) -> None:

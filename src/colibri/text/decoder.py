@@ -18,30 +18,25 @@ class IncrementalDecoder:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True, continues: bool = False) -> None:
-        self._vocabulary = vocabulary
+        self._piece_bytes = vocabulary.piece_bytes
         self._skipped = vocabulary.special if skip_special else frozenset()
         self._strip = vocabulary.strip_leading_space and not continues
-        self._held = b""  # the beginning of a character
-
-    @property
-    def holding(self) -> bool:
-        """Whether bytes wait for the rest of their character."""
-        return bool(self._held)
+        self.held = b""  # bytes that wait for the rest of their character
 
     def feed(self, token: int) -> str:
         """The text that is complete after this id; may be empty."""
         if token in self._skipped:
             return ""
-        return self._decode(self._vocabulary.piece_bytes(token), last=False)
+        return self._decode(self._piece_bytes(token), last=False)
 
     def finish(self) -> str:
         """What was held back, as U+FFFD: the text ends here."""
         return self._decode(b"", last=True)
 
     def _decode(self, piece: bytes, *, last: bool) -> str:
-        data = self._held + piece
+        data = self.held + piece
         text, used = codecs.utf_8_decode(data, "replace", last)
-        self._held = data[used:]
+        self.held = data[used:]
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

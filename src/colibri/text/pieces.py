@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from tokenizers import Tokenizer as Backend
@@ -41,8 +41,12 @@ class Vocabulary:
     strip_leading_space: bool  # the text's first space was put there by the encoder
     encodes_special: bool = False  # the backend itself adds the begin and end tokens
 
-    def piece_bytes(self, token: int) -> bytes:
-        """Bytes of one id; empty for an id that the vocabulary has no token for (models pad their output)."""
+    @cached_property
+    def piece_bytes(self) -> Callable[[int], bytes]:
+        """Gives the bytes of an id; empty for one that the vocabulary has no token for (models pad their output)."""
+        return lru_cache(KEPT_PIECES)(self._piece_bytes)
+
+    def _piece_bytes(self, token: int) -> bytes:
         piece = self.pieces[token] if 0 <= token < len(self.pieces) else None
         if piece is None:
             return b""
@@ -58,7 +62,6 @@ def encode_piece(piece: str) -> bytes:
     return piece.encode("utf-8", "surrogateescape")
 
 
-@lru_cache(KEPT_PIECES)
 def _byte_level_bytes(piece: str) -> bytes:
     try:
         return bytes(BYTE_ALPHABET[character] for character in piece)
@@ -66,7 +69,6 @@ def _byte_level_bytes(piece: str) -> bytes:
         return encode_piece(piece)
 
 
-@lru_cache(KEPT_PIECES)
 def _sentencepiece_bytes(piece: str) -> bytes:
     byte = _BYTE_PIECE.fullmatch(piece)
     if byte is not None:

@@ -22,38 +22,28 @@ class StopMatcher:
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
                 raise ArgumentError(f"stop: found {stop!r}, expected strings of at least one character")
-        self._held = ""
-        self._stopped: str | None = None
-
-    @property
-    def stopped(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._stopped
-
-    @property
-    def held(self) -> str:
-        """Text that waits for what comes next."""
-        return self._held
+        self.held = ""  # text that waits for what comes next
+        self.stopped: str | None = None  # the stop string that ended the text, if one did
 
     def feed(self, text: str) -> str:
         """The text that can be passed on now."""
         if not self._stops:
             return text
-        if self._stopped is not None:
+        if self.stopped is not None:
             return ""
-        pending = self._held + text
+        pending = self.held + text
         found = self._first(pending)
         if found is not None:
-            start, self._stopped = found
-            self._held = ""
+            start, self.stopped = found
+            self.held = ""
             return pending[:start]
         keep = self._tail(pending)
-        self._held = pending[len(pending) - keep :]
+        self.held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
 
     def finish(self) -> str:
         """The end of the text: what was held back turned out to be no stop."""
-        text, self._held = self._held, ""
+        text, self.held = self.held, ""
         return text
 
     def _first(self, text: str) -> tuple[int, str] | None:

@@ -146,10 +146,17 @@ def test_biases_forbid_and_force() -> None:
 
 def test_penalties_count_what_was_generated_and_not_the_prompt() -> None:
     values = np.array([0.0, 1.0, 2.0], np.float32)
-    presence = Sampler(SamplingParams(temperature=0, presence_penalty=1.5))
-    assert [choose(presence, values, [2, 2, 2])[0] for _ in range(4)] == [2, 1, 2, 2]
+
+    def generate(sampler: Sampler, history: list[int], count: int) -> list[int]:
+        prompt_length = len(history)
+        for _ in range(count):
+            history.append(choose(sampler, values, history).token)
+        return history[prompt_length:]
+
+    presence = Sampler(SamplingParams(temperature=0, presence_penalty=1.5), 3)
+    assert generate(presence, [2, 2, 2], 4) == [2, 1, 2, 2]
     frequency = Sampler(SamplingParams(temperature=0, frequency_penalty=0.6))
-    assert [choose(frequency, values)[0] for _ in range(5)] == [2, 2, 1, 2, 1]
+    assert generate(frequency, [], 5) == [2, 2, 1, 2, 1]
 
 
 def test_likeliest_tokens_have_the_logprobs_of_the_model() -> None:
