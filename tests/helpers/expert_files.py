@@ -25,7 +25,9 @@ Blocks = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def random_blocks(rng: np.random.Generator, type_name: str, values: int) -> Blocks:
-    """Bytes of finite Q8_0 or Q4_0 blocks."""
+    """Bytes of finite Q8_0 or Q4_0 blocks, or half floats."""
+    if type_name == "F16":
+        return rng.standard_normal(values).astype("<f2").view(np.uint8)
     width = {"Q8_0": 34, "Q4_0": 18}[type_name]
     blocks = rng.integers(0, 256, (values // 32, width), np.uint8)
     blocks[:, :2] = rng.uniform(0.01, 0.1, len(blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)

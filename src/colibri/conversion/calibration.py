@@ -87,7 +87,7 @@ class Calibration:
             return self._kept[layer, expert]
         store = self._model.experts.store
         infos = store.biases(layer)
-        biases = tuple(load_plain(info.expert(expert), self._reader) for info in infos[:-1]) if infos else None
+        biases = tuple(load_plain(info.expert(expert), self._reader) for info in infos[:-1]) or None
         inner = store.expert(layer, expert).parts[:-1]
         weights = tuple(ops.tensor(info.type, info.shape, tiled=True) for info in inner)
         for info, weight in zip(inner, weights, strict=True):

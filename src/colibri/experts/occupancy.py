@@ -14,6 +14,7 @@ from colibri.experts.policy import NextUse
 from colibri.experts.slots import Slot, SlotPool
 from colibri.experts.store import ExpertStore
 from colibri.weights.file_reader import FileReader
+from colibri.weights.load import load_plain
 from colibri.weights.tensor_info import Layout
 
 SOON = -1.0  # what the policy says of an expert that the next layer is sure to need
@@ -158,11 +159,9 @@ def load_biases(store: ExpertStore) -> Biases:
     biases: Biases = {}
     files = FileReader()
     for layer in store.moe_layers():
-        infos = store.biases(layer)
-        biases[layer] = [() for _ in range(store.experts)]
-        for info in infos or ():
-            tensor = ops.tensor("F32", info.shape)
-            files.read_into(info.file, info.offset, tensor.numpy())
-            for number, parts in enumerate(biases[layer]):
-                biases[layer][number] = (*parts, tensor.rows(number, number + 1).reshape(info.shape[1]))
+        merged = [load_plain(info, files) for info in store.biases(layer)]
+        biases[layer] = [
+            tuple(part.rows(expert, expert + 1).reshape(part.shape[1]) for part in merged)
+            for expert in range(store.experts)
+        ]
     return biases

@@ -18,7 +18,7 @@ from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
-from colibri.weights.file_reader import truncated
+from colibri.weights.file_reader import open_regular, truncated
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -40,10 +40,7 @@ class ExpertFile:
     def __init__(self, path: Path, direct: bool = True) -> None:
         self.path = path
         self.buffered = self.direct_descriptor = -1
-        try:
-            self.buffered = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FileError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.buffered = open_regular(path)
         status = os.fstat(self.buffered)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from colibri import ops
 from colibri.errors import FormatError
@@ -28,10 +28,6 @@ class ExpertStore:
         self._layers = {
             layer: checkpoint.experts(layer) for layer in range(self.layers) if checkpoint.is_moe(layer)
         }
-        self._biases = {
-            layer: _find_biases(checkpoint.tensors, layer, experts[0].by_name)
-            for layer, experts in self._layers.items()
-        }
         for layer, experts in self._layers.items():
             for number, expert in enumerate(experts):
                 check_expert(expert, f"{expert.parts[-1].file}: expert {number}", layer, experts[0])
@@ -41,6 +37,7 @@ class ExpertStore:
         self.experts = len(first)
         self.hidden, self.intermediate = first[0].by_name["down"].shape
         self.layouts: dict[int, Layout] = {layer: experts[0].layout for layer, experts in self._layers.items()}
+        self._biases = {layer: self._find_biases(checkpoint, layer) for layer in self._layers}
 
     def has(self, layer: int) -> bool:
         """Whether this layer has routed experts."""
@@ -70,9 +67,17 @@ class ExpertStore:
         if not layers:
             del self._replaced[expert]
 
-    def biases(self, layer: int) -> tuple[TensorInfo, ...] | None:
-        """The (experts, rows) F32 biases of the parts, or None."""
-        return self._biases.get(layer)
+    def biases(self, layer: int) -> tuple[TensorInfo, ...]:
+        """The (experts, rows) biases of the parts, or none."""
+        return self._biases[layer]
+
+    def _find_biases(self, checkpoint: Checkpoint, layer: int) -> tuple[TensorInfo, ...]:
+        names = {f"blk.{layer}.ffn_{name}_exps.bias": part for name, part in self.like(layer).by_name.items()}
+        infos = [checkpoint.optional(name, (self.experts, part.shape[0])) for name, part in names.items()]
+        found = tuple(info for info in infos if info is not None)
+        if len(found) not in (0, len(names)):
+            raise FormatError(f"{self.path}: layer {layer} has biases for some of its experts' projections only")
+        return found
 
     def slot_bytes(self, layer: int) -> int:
         """Bytes of one expert of this layer in memory, tiled."""
@@ -98,13 +103,3 @@ def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bo
 
 def _describe(expert: Expert) -> str:
     return ", ".join(f"{name} {part.type} {part.shape}" for name, part in expert.by_name.items())
-
-
-def _find_biases(
-    tensors: Mapping[str, TensorInfo], layer: int, projections: Iterable[str]
-) -> tuple[TensorInfo, ...] | None:
-    names = [f"blk.{layer}.ffn_{projection}_exps.bias" for projection in projections]
-    found = tuple(tensors[name] for name in names if name in tensors)
-    if len(found) not in (0, len(names)):
-        raise FormatError(f"layer {layer} has biases for some of its experts' projections only")
-    return found or None

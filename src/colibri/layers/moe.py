@@ -9,7 +9,7 @@ from colibri import ops
 from colibri.config import ModelConfig
 from colibri.experts.residency import Residency
 from colibri.layers.linear import DenseWeights
-from colibri.layers.look_ahead import LookAhead
+from colibri.layers.norm import Norm
 from colibri.layers.router import Router
 from colibri.layers.workspace import Rows
 
@@ -20,9 +20,9 @@ class MixtureOfExperts:
     def __init__(
         self, weights: DenseWeights, config: ModelConfig, layer: int, experts: Residency, exact: bool
     ) -> None:
-        self._layer = layer
+        self.layer = layer
         self.route = Router(weights, config, layer)
-        self.look_ahead: LookAhead | None = None  # of the next layer
+        self.following: tuple[Norm, MixtureOfExperts] | None = None  # the next layer's, to look ahead
         self._experts = experts
         self._shared = SharedExpert(weights, config, layer, exact) if config.shared_expert else None
         self._activation = config.activation
@@ -30,34 +30,48 @@ class MixtureOfExperts:
 
     def __call__(self, rows: Rows) -> None:
         """Add the experts' answer to rows.normed to rows.hidden."""
-        self.route(rows)
+        chosen = rows.chosen[self.layer]
+        self.route(rows.normed, rows.router_logits, chosen, rows.weights)
         if self._shared is not None:
             self._shared.weigh(rows)
-        look_ahead = self.look_ahead if self._experts.reads_ahead(rows.count) else None
-        chosen = rows.chosen[self._layer]
-        for part, (table, only) in enumerate(self._experts.handles(self._layer, chosen)):
-            if look_ahead is not None and part == 0:  # this layer's experts are kept or on their way now
-                look_ahead(rows, sure=True)
+        following = self.following if self._experts.reads_ahead(rows.count) else None
+        for part, (table, only) in enumerate(self._experts.handles(self.layer, chosen)):
+            if following is not None and part == 0:  # this layer's experts are kept or on their way now
+                self._look_ahead(rows, *following, sure=True)
             ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
         if self._shared is not None:
             self._shared(rows)
-        if look_ahead is not None:
-            look_ahead(rows, sure=False)  # a better guess, to be read during the attention
+        if following is not None:
+            self._look_ahead(rows, *following, sure=False)  # a better guess, to be read during the attention
+
+    def _look_ahead(self, rows: Rows, norm: Norm, ffn: MixtureOfExperts, sure: bool) -> None:
+        """Begin to read what the next layer's router would choose for the hidden states as they are now.
+
+        sure: only the likelier half of each row's. Changes nothing but what is in memory: the results are in buffers
+        that are free at the time.
+        """
+        chosen = rows.chosen[ffn.layer]
+        norm(rows.dense_slots, rows.hidden)
+        ffn.route(rows.dense_slots, rows.router_logits, chosen, rows.guessed_weights)
+        k = chosen.shape[1]
+        ids = rows.chosen_array[ffn.layer, :, : (k + 1) // 2 if sure else k]
+        self._experts.prefetch(ffn.layer, dict.fromkeys(ids.T.ravel().tolist()))  # every row's likeliest first
 
 
 class DenseFeedForward:
     """A network that every row goes through: the same kernels, with one expert that all choose."""
 
-    def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int, exact: bool) -> None:
-        self._table = _table_of_one(weights, config, f"blk.{layer}.ffn_{{}}", config.intermediate)
+    def __init__(self, weights: DenseWeights, config: ModelConfig, name: str, width: int, exact: bool) -> None:
+        """`name` has a place for gate, up and down."""
+        self._table = _table_of_one(weights, config, name, width)
         self._activation = config.activation
         self._exact = exact
 
-    def __call__(self, rows: Rows) -> None:
-        """Add the network's answer to rows.normed to rows.hidden."""
+    def __call__(self, rows: Rows, weights: ops.Tensor | None = None) -> None:
+        """Add the network's answer to rows.normed to rows.hidden, times `weights` (n, 1)."""
         ops.moe(rows.dense_slots, rows.normed, self._table, rows.first, self._activation, self._exact)
-        ops.combine(rows.hidden, rows.dense_slots, rows.ones)
+        ops.combine(rows.hidden, rows.dense_slots, rows.ones if weights is None else weights)
 
 
 class SharedExpert:
@@ -68,11 +82,11 @@ class SharedExpert:
 
     def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int, exact: bool) -> None:
         hidden, name = config.hidden_size, f"blk.{layer}.ffn_gate_inp_shexp"
-        self._table = _table_of_one(weights, config, f"blk.{layer}.ffn_{{}}_shexp", config.expert_intermediate)
+        self._expert = DenseFeedForward(
+            weights, config, f"blk.{layer}.ffn_{{}}_shexp", config.expert_intermediate, exact
+        )
         self._coefficient = (weights.matrix(f"{name}.weight", 2, hidden),)
         self._bias = (weights.vector(f"{name}.bias", 2),)
-        self._activation = config.activation
-        self._exact = exact
 
     def weigh(self, rows: Rows) -> None:
         """Scale rows.weights by what the routed experts count, and keep what this one counts."""
@@ -85,8 +99,7 @@ class SharedExpert:
 
     def __call__(self, rows: Rows) -> None:
         """Add its answer to rows.normed to rows.hidden."""
-        ops.moe(rows.dense_slots, rows.normed, self._table, rows.first, self._activation, self._exact)
-        ops.combine(rows.hidden, rows.dense_slots, rows.shared_weight)
+        self._expert(rows, rows.shared_weight)
 
 
 def _table_of_one(weights: DenseWeights, config: ModelConfig, name: str, wide: int) -> ops.ExpertTable:

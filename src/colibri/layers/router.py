@@ -6,7 +6,6 @@ from colibri import ops
 from colibri.config import ModelConfig
 from colibri.errors import NumericalError
 from colibri.layers.linear import DenseWeights
-from colibri.layers.workspace import Rows
 
 
 class Router:
@@ -16,7 +15,6 @@ class Router:
     """
 
     def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int) -> None:
-        self._layer = layer
         self._name = f"blk.{layer}.ffn_gate_inp.weight"
         self._weight = (weights.matrix(self._name, config.experts, config.hidden_size),)
         self._correction = weights.optional_vector(f"blk.{layer}.exp_probs_b.bias", config.experts)
@@ -24,11 +22,7 @@ class Router:
         self._renormalize = config.renormalize
         self._scale = config.expert_scale
 
-    def __call__(self, rows: Rows) -> None:
-        """rows.normed -> rows.chosen of this layer (n, k) and rows.weights (n, k)."""
-        self.choose(rows.normed, rows.router_logits, rows.chosen[self._layer], rows.weights)
-
-    def choose(self, normed: ops.Tensor, logits: ops.Tensor, chosen: ops.Tensor, weights: ops.Tensor) -> None:
+    def __call__(self, normed: ops.Tensor, logits: ops.Tensor, chosen: ops.Tensor, weights: ops.Tensor) -> None:
         """normed (n, hidden) -> logits (n, experts), chosen (n, k) and weights (n, k)."""
         ops.matmul((logits,), normed, self._weight, True)  # a choice between experts is worth float32
         if not ops.router(

@@ -17,7 +17,6 @@ from colibri.config import ModelConfig, RopeConfig
 from colibri.experts.residency import Residency
 from colibri.layers.attention import Attention
 from colibri.layers.linear import DenseWeights
-from colibri.layers.look_ahead import LookAhead
 from colibri.layers.moe import DenseFeedForward, MixtureOfExperts
 from colibri.layers.norm import Norm
 from colibri.layers.rope import RopeTables, rope_tables
@@ -66,10 +65,9 @@ class Decoder:
         )
         rope = None if config.rope is None else rope_tables(config.rope, context, _factors(weights, config.rope))
         self._blocks = [self._block(weights, layer, rope) for layer in range(config.layers)]
-        for layer, (block, following) in enumerate(itertools.pairwise(self._blocks)):
+        for block, following in itertools.pairwise(self._blocks):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
-                route = following.ffn.route
-                block.ffn.look_ahead = LookAhead(layer + 1, following.ffn_norm, route, experts)
+                block.ffn.following = following.ffn_norm, following.ffn
         self._norm = _norm(weights, config, "output_norm")
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
@@ -82,7 +80,7 @@ class Decoder:
         if self._experts.store.has(layer):
             ffn = MixtureOfExperts(weights, config, layer, self._experts, exact)
         else:
-            ffn = DenseFeedForward(weights, config, layer, exact)
+            ffn = DenseFeedForward(weights, config, f"blk.{layer}.ffn_{{}}", config.intermediate, exact)
         return Block(attention_norm, attention, ffn_norm, ffn)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_CODE
-from colibri.weights.file_reader import opened
+from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
@@ -206,11 +205,7 @@ class _Header:
             raise FormatError(f"{self.path}: the header ({what}) goes on past {MAX_HEADER_BYTES} bytes; it is damaged")
         goal = min(self.size, max(end, 2 * len(self._data), 1 << 20), MAX_HEADER_BYTES)
         data = bytearray(self._data)  # a fresh one: views of the old one may be alive
-        while len(data) < goal:
-            more = os.pread(self._descriptor, goal - len(data), len(data))
-            if not more:
-                raise FileError(f"{self.path}: ends at byte {len(data)} while it is read; {self.size} expected")
-            data += more
+        data += read_exactly(self.path, self._descriptor, goal - len(data), len(data))
         self._data = data
 
     def _uint32(self, what: str) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from expert_files import EXPERTS, HIDDEN, INTERMEDIATE, LAYERS, expert_specs, open_experts, router_spec, write_file
 
-from colibri.errors import FormatError
+from colibri.errors import FormatError, UnsupportedError
+from colibri.experts.occupancy import load_biases
 from colibri.experts.store import ExpertStore
 from colibri.weights.gguf_writer import TensorSpec
 
@@ -55,3 +57,26 @@ def test_experts_of_different_types(tmp_path: Path) -> None:
     specs = [spec for e in range(EXPERTS) for spec in (odd if e == 5 else expert_specs(0, None, f".{e}"))]
     with pytest.raises(FormatError, match=r"expert 5, layer 0: found gate Q8_0 .*expected gate Q4_0"):
         open_experts(write_file(tmp_path / "m.gguf", [router_spec(0), *specs], 1))
+
+
+def with_biases(path: Path, **types: str) -> ExpertStore:
+    shapes = {"gate": (EXPERTS, INTERMEDIATE), "up": (EXPERTS, INTERMEDIATE), "down": (EXPERTS, HIDDEN)}
+    specs = [TensorSpec(f"blk.0.ffn_{name}_exps.bias", kind, shapes[name]) for name, kind in types.items()]
+    return open_experts(write_file(path, [router_spec(0), *expert_specs(0), *specs], 1), 1)
+
+
+def test_biases_are_widened(tmp_path: Path) -> None:
+    store = with_biases(tmp_path / "m.gguf", gate="F16", up="F16", down="F16")
+    for info, found in zip(store.biases(0), load_biases(store)[0][5], strict=True):
+        stored = np.fromfile(info.file, "<f2", info.shape[0] * info.shape[1], offset=info.offset).reshape(info.shape)
+        assert (found.numpy() == stored[5].astype(np.float32)).all()
+
+
+def test_biases_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"m\.gguf: layer 0 has biases for some"):
+        with_biases(tmp_path / "m.gguf", gate="F16", up="F16")
+    odd = TensorSpec("blk.0.ffn_down_exps.bias", "F16", (EXPERTS, HIDDEN + 1))
+    with pytest.raises(FormatError, match=r"ffn_down_exps.bias has shape .* is expected"):
+        open_experts(write_file(tmp_path / "m.gguf", [router_spec(0), *expert_specs(0), odd], 1), 1)
+    with pytest.raises(UnsupportedError, match=r"F16 or BF16 is expected"):
+        load_biases(with_biases(tmp_path / "m.gguf", gate="Q4_0", up="Q4_0", down="Q4_0"))
