@@ -116,7 +116,7 @@ def resident_ids(residency: Residency, layer: int) -> list[int]:
 
 def tensors_of(residency: Residency, layer: int, expert: int) -> tuple[ops.Tensor, ...] | None:
     """The parts of an expert in a slot, or None."""
-    slot = residency._here.slot(layer * residency.store.experts + expert)
+    slot = residency._here._slots[layer * residency.store.experts + expert]
     return None if slot is None else slot.tensors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from colibri import ops
 from colibri.errors import ColibriError, MemoryBudgetError, starting_threads
@@ -15,21 +16,22 @@ from colibri.weights.tensor_info import Expert, TensorInfo
 Piece = tuple[ops.Tensor, TensorInfo, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class Job:
-    """One expert being read; its pieces may be read by several threads at once."""
+    """One expert being read; its pieces may be read by several threads at once.
 
-    __slots__ = ("done", "ended", "error", "expert", "key", "pending", "pieces", "slot", "urgent")
+    pending: pieces that are not read yet. ended: hears, under the lock, that it is done, well or badly.
+    """
 
-    def __init__(self, key: int, slot: Slot, expert: Expert, pieces: deque[Piece], urgent: bool) -> None:
-        self.key = key
-        self.slot = slot
-        self.expert = expert
-        self.pieces = pieces
-        self.pending = len(pieces)
-        self.urgent = urgent
-        self.ended: Callable[[], None] | None = None  # hears, under the lock, that it is done, well or badly
-        self.done = False
-        self.error: ColibriError | None = None
+    key: int
+    slot: Slot
+    expert: Expert
+    pieces: deque[Piece]
+    pending: int
+    urgent: bool
+    ended: Callable[[], None] | None = None
+    done: bool = False
+    error: ColibriError | None = None
 
 
 class Loader:
@@ -61,7 +63,7 @@ class Loader:
         pieces: deque[Piece] = deque()
         for tensor, info in zip(slot.tensors, expert.parts, strict=True):
             pieces.extend((tensor, info, first, count) for first, count in self._reader.pieces(info))
-        job = Job(key, slot, expert, pieces, urgent)
+        job = Job(key, slot, expert, pieces, len(pieces), urgent)
         (self._urgent if urgent else self._idle).append(job)
         self._work.notify(min(len(pieces), self._limit))
         return job

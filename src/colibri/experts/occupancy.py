@@ -12,6 +12,7 @@ import numpy as np
 from colibri import ops
 from colibri.experts.policy import NextUse
 from colibri.experts.slots import Slot, SlotPool
+from colibri.experts.stats import ResidencyCounters
 from colibri.experts.store import ExpertStore
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain
@@ -27,7 +28,9 @@ class Occupancy:
     present: one byte a key, 1 for experts in slots. absent: how many experts of each layer are not.
     """
 
-    def __init__(self, store: ExpertStore, limits: dict[Layout, int] | None, policy: NextUse) -> None:
+    def __init__(
+        self, store: ExpertStore, limits: dict[Layout, int] | None, policy: NextUse, counters: ResidencyCounters
+    ) -> None:
         self.pools = {layout: SlotPool(layout, count) for layout, count in (limits or store.layout_counts()).items()}
         self.tables = {
             layer: ops.ExpertTable(store.experts, store.hidden, store.intermediate) for layer in store.moe_layers()
@@ -38,12 +41,12 @@ class Occupancy:
         self.leases: dict[int, int] = {}  # key -> how many parts use it now
         self.layer_leases: list[list[None]] = [[] for _ in range(store.layers)]  # append and pop need no lock
         self.bounded = limits is not None
-        self.evicted = 0
         self.expected: list[int] = []  # what the next layer will probably need, here or not
         self.read_ahead: set[int] = set()  # not to be given up for another one read ahead
         self._store = store
         self._experts = store.experts
         self._policy = policy
+        self._counters = counters
         self._biases = load_biases(store)
         self._slots: list[Slot | None] = [None] * keys
         of_keys = np.arange(keys) // self._experts
@@ -60,10 +63,6 @@ class Occupancy:
     def pool_of(self, key: int) -> SlotPool:
         """Where an expert's slot comes from."""
         return self.pools[self._store.layouts[key // self._experts]]
-
-    def slot(self, key: int) -> Slot | None:
-        """The slot of an expert that is here."""
-        return self._slots[key]
 
     def lease(self, keys: Iterable[int]) -> None:
         """Keep these experts where they are, once more."""
@@ -144,7 +143,7 @@ class Occupancy:
         victim = int(np.argmin(values))
         if values[victim] == np.inf or (than is not None and values[victim] >= worth[than]):
             return False
-        self.evicted += 1
+        self._counters.evicted += 1
         self.drop(victim)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from colibri.errors import MemoryBudgetError
 from colibri.experts.store import ExpertStore, slot_bytes
@@ -36,26 +36,37 @@ class Needs:
 class Plan:
     """What will be resident.
 
-    `limits` holds the slots of each layout when the key-value cache is full, `expert_bytes` what they take; before
-    that there may be more (`limits_beside`). totals: all experts. least: slots that a layer needs. room: for slots.
+    totals: all experts of each layout. least: slots that a layer needs. room: bytes for slots when the key-value cache
+    is full; before that there may be more. token_bytes: what the experts of one token take.
     """
 
     budget: int
     floor: int
     needs: Needs
-    limits: dict[Layout, int]
     totals: dict[Layout, int]
     least: dict[Layout, int]
     room: int
-    expert_bytes: int
-    all_expert_bytes: int
     token_bytes: int
     notes: tuple[str, ...]
 
     def limits_beside(self, cache_bytes: int) -> dict[Layout, int]:
         """The slots of each layout while the key-value cache takes so much of what it may take."""
-        room = self.room + max(0, self.needs.cache - cache_bytes)
-        return _limits(room, self.totals, self.least)
+        return divide(self.room + max(0, self.needs.cache - cache_bytes), self.totals, self.least)
+
+    @property
+    def limits(self) -> dict[Layout, int]:
+        """The slots of each layout when the key-value cache is full."""
+        return self.limits_beside(self.needs.cache)
+
+    @property
+    def expert_bytes(self) -> int:
+        """What these take."""
+        return slots_bytes(self.limits)
+
+    @property
+    def all_expert_bytes(self) -> int:
+        """What a slot for every expert would take."""
+        return slots_bytes(self.totals)
 
     def describe(self) -> str:
         """One line: the budget and its parts."""
@@ -76,7 +87,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether every expert has a slot."""
-        return self.expert_bytes == self.all_expert_bytes
+        return self.limits == self.totals
 
     @property
     def resident_share(self) -> float:
@@ -109,22 +120,16 @@ def make_plan(
             + (f", {readable(beside)} the web server)" if beside else ")")
         )
         raise MemoryBudgetError(_too_little(budget + beside, floor + beside, parts, machine))
-    room = budget - needs.total - HUGE_PAGE * len(totals)
-    limits = _limits(room, totals, least)
     token_bytes = experts_per_token * sum(store.slot_bytes(layer) for layer in store.moe_layers())
-    return Plan(
-        budget=budget,
-        floor=floor,
-        needs=needs,
-        limits=limits,
-        totals=totals,
-        least=least,
-        room=room,
-        expert_bytes=slots_bytes(limits),
-        all_expert_bytes=slots_bytes(totals),
-        token_bytes=token_bytes,
-        notes=_notes(slots_bytes(limits), token_bytes),
+    room = budget - needs.total - HUGE_PAGE * len(totals)
+    plan = Plan(budget, floor, needs, totals, least, room, token_bytes, ())
+    if plan.expert_bytes >= token_bytes:
+        return plan
+    note = (
+        f"the slots hold {readable(plan.expert_bytes)}, less than the experts of one token ({readable(token_bytes)}): "
+        "most experts are read anew for every token; a part of them is kept"
     )
+    return replace(plan, notes=(note,))
 
 
 def _too_little(budget: int, floor: int, parts: str, machine: MachineMemory | None) -> str:
@@ -151,12 +156,11 @@ def slots_bytes(slots: dict[Layout, int]) -> int:
     return sum(slot_bytes(layout) * count for layout, count in slots.items())
 
 
-def _limits(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
-    return totals if room >= slots_bytes(totals) else divide(room, totals, least)
-
-
 def divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> dict[Layout, int]:
-    """The same share of each layout's experts, no fewer than the least; what is left over goes where it fits."""
+    """The same share of each layout's experts, no fewer than the least; what is left over goes where it fits.
+
+    All where there is room for them.
+    """
     share = room / slots_bytes(totals)
     slots = {layout: max(least[layout], int(share * count)) for layout, count in totals.items()}
     largest_first = sorted(totals, key=slot_bytes, reverse=True)
@@ -167,12 +171,3 @@ def divide(room: int, totals: dict[Layout, int], least: dict[Layout, int]) -> di
         spare = (room - slots_bytes(slots)) // slot_bytes(layout)
         slots[layout] = min(totals[layout], slots[layout] + spare)
     return slots
-
-
-def _notes(expert_bytes: int, token_bytes: int) -> tuple[str, ...]:
-    if expert_bytes >= token_bytes:
-        return ()
-    return (
-        f"the slots hold {readable(expert_bytes)}, less than the experts of one token ({readable(token_bytes)}): "
-        "most experts are read anew for every token; a part of them is kept",
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from colibri.experts.stats import ResidencyCounters
+
 MOST_OUTSTANDING = 4  # reads ahead that are queued or under way
 LEAST_SLOTS = 16 * MOST_OUTSTANDING  # of a layout, so that those under way are a small part
 WASTE_SHARE = 0.1  # experts read ahead in vain, of those read on demand
@@ -20,21 +22,21 @@ class Ahead:
     Guarded by the residency's lock.
     """
 
-    def __init__(self, keys: set[int]) -> None:
-        self.keys = keys
-        self.begun = 0
-        self.used = 0
+    def __init__(self, keys: set[int], counters: ResidencyCounters) -> None:
+        self._keys = keys
+        self._counters = counters
         self._outstanding = 0
 
-    def may_begin(self, misses: int) -> bool:
-        """Whether one more expert may be read ahead after so many demanded reads."""
-        wasted = self.begun - self.used
-        return self._outstanding < MOST_OUTSTANDING and wasted < WASTE_START + WASTE_SHARE * misses
+    def may_begin(self) -> bool:
+        """Whether one more expert may be read ahead."""
+        counters = self._counters
+        wasted = counters.prefetched - counters.prefetch_used
+        return self._outstanding < MOST_OUTSTANDING and wasted < WASTE_START + WASTE_SHARE * counters.misses
 
     def begin(self, key: int) -> None:
         """An expert is being read ahead."""
-        self.keys.add(key)
-        self.begun += 1
+        self._keys.add(key)
+        self._counters.prefetched += 1
         self._outstanding += 1
 
     def ended(self) -> None:
@@ -43,14 +45,10 @@ class Ahead:
 
     def needed(self, keys: Iterable[int]) -> None:
         """A step needs these experts."""
-        if self.keys:
-            hit = self.keys.intersection(keys)
-            self.used += len(hit)
-            self.keys -= hit
-
-    def forget(self, key: int) -> None:
-        """An expert could not be read."""
-        self.keys.discard(key)
+        if self._keys:
+            hit = self._keys.intersection(keys)
+            self._counters.prefetch_used += len(hit)
+            self._keys -= hit
 
 
 class Trial:

@@ -52,10 +52,10 @@ class Residency:
         self.store = store
         self.routing = RoutingStats(store.layers, store.experts, experts_per_token)
         self.reader = reader or ExpertReader(staging_bytes(store))
-        self._counters = ResidencyCounters()
+        self.counters = ResidencyCounters()  # since the start
         self._experts = store.experts
         self._policy = NextUse(store.layers, store.experts, chunk=chunk)
-        self._here = Occupancy(store, limits, self._policy)
+        self._here = Occupancy(store, limits, self._policy, self.counters)
         self._layer_keys = {
             layer: list(range(layer * store.experts, (layer + 1) * store.experts)) for layer in store.moe_layers()
         }
@@ -64,7 +64,7 @@ class Residency:
         self._lock = threading.RLock()  # a dropped step may be collected, and give its leases back, at any allocation
         self._change = threading.Condition(self._lock)  # requesters wait for arrivals and slots
         self._loader = Loader(self.reader, self._lock, self._finished, readers)
-        self._ahead = Ahead(self._here.read_ahead)
+        self._ahead = Ahead(self._here.read_ahead, self.counters)
         self._trial = Trial()
         self._heat: Heat | None = None
         self._warming: deque[int] = deque()
@@ -91,7 +91,7 @@ class Residency:
             complete = here.absent[layer] == 0 and not here.bounded
             if complete:
                 here.layer_leases[layer].append(None)
-                self._counters.hits += k if rows == 1 else len(set(ids.numpy().ravel().tolist()))
+                self.counters.hits += k if rows == 1 else len(set(ids.numpy().ravel().tolist()))
         if not complete:
             yield from self._leased_parts(layer, *self._chosen(layer, ids), rows)
             return
@@ -113,8 +113,8 @@ class Residency:
             if self._here.expected and self._here.expected[0] in self._layer_keys[layer]:
                 self._here.expected = []
             self._policy.touch(layer, chosen, uses, rows)
-            self._counters.hits += len(held)
-            self._counters.misses += len(missing)
+            self.counters.hits += len(held)
+            self.counters.misses += len(missing)
         if missing:
             yield from self._stream(layer, held, missing)
             return
@@ -196,7 +196,7 @@ class Residency:
             for key in keys:
                 if self._here.present[key] or key in self._loading:
                     continue
-                if not self._ahead.may_begin(self._counters.misses):
+                if not self._ahead.may_begin():
                     return
                 if (job := self._begin(key, urgent=False)) is not None:
                     self._ahead.begin(key)
@@ -287,14 +287,6 @@ class Residency:
     # ---- what is here --------------------------------------------------------------------------------------------
 
     @property
-    def counters(self) -> ResidencyCounters:
-        """Hits, misses and what else happened since the start."""
-        counters = self._counters
-        counters.evicted = self._here.evicted
-        counters.prefetched, counters.prefetch_used = self._ahead.begun, self._ahead.used
-        return counters
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes of the slots that are taken."""
         return sum(pool.live * pool.slot_bytes for pool in self._here.pools.values())
@@ -337,9 +329,9 @@ class Residency:
         del self._loading[job.key]
         if job.error is None:
             self._here.install(job.key, job.slot)
-            self._counters.bytes_read += job.expert.nbytes
+            self.counters.bytes_read += job.expert.nbytes
         else:
-            self._ahead.forget(job.key)
+            self._here.read_ahead.discard(job.key)
             self._here.pool_of(job.key).give_back(job.slot)
         job.done = True
         if job.ended is not None:

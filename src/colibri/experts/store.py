@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from colibri import ops
@@ -85,10 +86,7 @@ class ExpertStore:
 
     def layout_counts(self) -> dict[Layout, int]:
         """How many experts, over all layers, there are of each layout."""
-        counts: dict[Layout, int] = {}
-        for layout in self.layouts.values():
-            counts[layout] = counts.get(layout, 0) + self.experts
-        return counts
+        return {layout: count * self.experts for layout, count in Counter(self.layouts.values()).items()}
 
 
 def check_expert(expert: Expert, where: str, layer: int, like: Expert, types: bool = True) -> None:
