@@ -41,9 +41,9 @@ static inline size_t tile_stride(int type, int64_t k) {
 }
 
 /* Gated activations of an expert. */
-enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_SWIGLU_OAI, GLU_COUNT };
+enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_COUNT };
 /* Router scores. */
-enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SOFTMAX_CHOSEN, SCORE_SQRT_SOFTPLUS, SCORE_COUNT };
+enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_COUNT };
 
 /* y[c][row] (+)= sum_k w[row][k] * x[c][k] for tiles [first, last) of a tiled matrix and n columns (any n >= 1).
  * x[c] points to floats, q32 or q256 blocks as the type and mode ask. y[c] points to row 0 of column c.

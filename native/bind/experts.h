@@ -62,7 +62,7 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
     expect(ids, "ids", T_I32, pairs);
     f32_of(slots, "slots", n * ids.shape[1], table.hidden);
     if (only) expect(*only, "only", T_I32, any);
-    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf", "swiglu_oai"});
+    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf"});
     check_resident(table, ids, only);
     check_region(unlocked([&] {
         return region_moe(slots.f32(), x.f32(), int(n), int(ids.shape[1]), ids.i32(), table.experts.data(),

@@ -45,7 +45,7 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::strin
     if (k < 1 || k > experts) wrong("weights", describe(weights), text("1 to ", experts, " columns"));
     expect(ids, "ids", T_I32, shape);
     const float *offset = bias ? f32_of(*bias, "bias", experts) : nullptr;
-    const int kind = choice(score, "score", {"softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"});
+    const int kind = choice(score, "score", {"softmax", "sigmoid"});
     const struct routing routing = {int(experts), int(k), kind, renormalize, scale, offset};
     const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
     if (status != REGION_NOT_FINITE) check_region(status);

@@ -35,14 +35,6 @@ static void quantize_f32(void *out, const float *x, int n) { memcpy(out, x, (siz
 VEC vf silu(vf gate, vf up) { return vf_mul(vf_silu(gate), up); }
 VEC vf gelu_tanh(vf gate, vf up) { return vf_mul(vf_gelu_tanh(gate), up); }
 VEC vf gelu_erf(vf gate, vf up) { return vf_mul(vf_gelu_erf(gate), up); }
-/* gpt-oss: the gate is limited above, the linear part on both sides. A NaN passes through. */
-VEC vf swiglu_oai(vf gate, vf up) {
-    gate = vf_min(vf_set1(7.0f), gate);
-    up = vf_max(vf_set1(-7.0f), vf_min(vf_set1(7.0f), up));
-    vf swish = vf_mul(gate, vf_sigmoid(vf_mul(gate, vf_set1(1.702f))));
-    return vf_mul(vf_add(up, vf_set1(1.0f)), swish);
-}
-
 #define GLU(name)                                                                                  \
     static void glu_##name(float *out, const float *gate, const float *up, int n) {                \
         int i = 0;                                                                                 \
@@ -53,7 +45,6 @@ VEC vf swiglu_oai(vf gate, vf up) {
 GLU(silu)
 GLU(gelu_tanh)
 GLU(gelu_erf)
-GLU(swiglu_oai)
 
 void COLIBRI_FN(fill_activations)(struct kernels *);
 void COLIBRI_FN(fill_activations)(struct kernels *table) {
@@ -63,5 +54,4 @@ void COLIBRI_FN(fill_activations)(struct kernels *table) {
     table->glu[GLU_SILU] = glu_silu;
     table->glu[GLU_GELU_TANH] = glu_gelu_tanh;
     table->glu[GLU_GELU_ERF] = glu_gelu_erf;
-    table->glu[GLU_SWIGLU_OAI] = glu_swiglu_oai;
 }

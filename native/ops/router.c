@@ -5,27 +5,7 @@
 
 static const float lane_number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* log(1 + z) for 0 <= z <= 1: 2 atanh(s) with s = z / (2 + z) <= 1/3 */
-VEC vf log_1_plus(vf z) {
-    const vf s = vf_div(z, vf_add(z, vf_set1(2.0f))), t = vf_mul(s, s);
-    vf p = vf_set1(1.0f / 17);
-    for (int n = 15; n >= 1; n -= 2) p = vf_fma(p, t, vf_set1(1.0f / (float)n));
-    return vf_mul(vf_add(s, s), p);
-}
-
-/* log(1 + exp(x)) without overflow */
-VEC vf softplus(vf x) {
-    return vf_add(vf_max(x, vf_zero()), log_1_plus(vf_exp(vf_sub(vf_zero(), vf_abs(x)))));
-}
-
-VEC vf score_of(vf x, int score, vf peak) {
-    switch (score) {
-        case SCORE_SOFTMAX: return vf_exp(vf_sub(x, peak));
-        case SCORE_SIGMOID: return vf_sigmoid(x);
-        case SCORE_SQRT_SOFTPLUS: return vf_sqrt(softplus(x));
-        default: return x;
-    }
-}
+VEC vf score_of(vf x, int score, vf peak) { return score == SCORE_SOFTMAX ? vf_exp(vf_sub(x, peak)) : vf_sigmoid(x); }
 
 /* The first n of 16 lanes, minus infinity behind them. */
 VEC vf load_some(const float *x, int n) {
@@ -79,15 +59,6 @@ static int first_largest(const float *x, int n) {
     return (int)-vf_reduce_max(minus_index);
 }
 
-/* weights (k) are exp(weight - largest), which renormalising makes a softmax. */
-static void exponentiate(float *weights, int k) {
-    const vf peak = vf_set1(largest(weights, k));
-    for (int i = 0; i < k; i += 16) {
-        const int lanes = k - i < 16 ? k - i : 16;
-        vf_store_first(weights + i, vf_exp(vf_sub(vf_load_first(weights + i, lanes), peak)), lanes);
-    }
-}
-
 static void renormalize(float *weights, int k) {
     float total = 0.0f;
     for (int slot = 0; slot < k; slot++) total += weights[slot];
@@ -106,8 +77,7 @@ static bool router(int32_t *ids, float *weights, const float *logits, const stru
         ids[slot] = best;
         weights[slot] = scores[best];
     }
-    if (r->score == SCORE_SOFTMAX_CHOSEN) exponentiate(weights, r->k);
-    if (r->score == SCORE_SOFTMAX_CHOSEN || r->renormalize) renormalize(weights, r->k);
+    if (r->renormalize) renormalize(weights, r->k);
     for (int slot = 0; slot < r->k; slot++) weights[slot] *= r->scale;
     return true;
 }

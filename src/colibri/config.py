@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from colibri.errors import ArgumentError
 
 Precision = Literal["fast", "exact"]
 KvType = Literal["f16", "q8_0"]
-Score = Literal["softmax", "sigmoid", "softmax_chosen", "sqrt_softplus"]
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "swiglu_oai"]
+Score = Literal["softmax", "sigmoid"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
 NormKind = Literal["rms", "layer"]
 QueryKeyNorm = Literal["none", "head", "full"]
 RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
@@ -240,6 +240,7 @@ class ModelConfig:
             _refuse("experts_per_token", self.experts_per_token, f"at most experts ({self.experts})")
         if self.rope is not None and self.rope.rotary > self.head_dim:
             _refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
+        check_choice("activation", self.activation, get_args(Activation))
         check_number("norm_eps", self.norm_eps, 0, 1)
         check_number("expert_scale", self.expert_scale, 0, math.inf, open_low=True)
         if self.clip_qkv is not None:

@@ -8,7 +8,7 @@ compared exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from colibri.config import Activation, KvType, Score
 from colibri.conversion import dequantize as conversion
-from colibri.conversion.calibration import glu, sigmoid
+from colibri.conversion.calibration import glu
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -222,29 +222,19 @@ def _softmax(x: F64) -> F64:
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-_SCORES: dict[Score, Callable[[F64], F64]] = {
-    "softmax": _softmax,
-    "sigmoid": sigmoid,
-    "softmax_chosen": lambda logits: logits,
-    "sqrt_softplus": lambda logits: np.sqrt(np.logaddexp(0.0, logits)),
-}
-
-
 def router(logits: F32, k: int, score: Score, renormalize: bool, bias: F32 | None = None,
            scale: float = 1.0) -> tuple[I32, F32]:  # fmt: skip
     """The k experts of each token and their weights, both (n, k), from logits (n, experts).
 
     Experts are chosen by score + bias and ordered by it, descending, the lower id first on ties; the weight is the
-    score without the bias, divided by their sum if `renormalize`, times `scale`. softmax_chosen chooses by logit
-    and takes the softmax over the chosen. Scores are float32, so that ties are those of the native op's precision.
+    score without the bias, divided by their sum if `renormalize`, times `scale`. Scores are float32, so that ties are
+    those of the native op's precision.
     """
     wide = logits.astype(np.float64)
-    scores = _SCORES[score](wide)
+    scores = _softmax(wide) if score == "softmax" else np.exp(-np.logaddexp(0.0, -wide))
     choice = scores.astype(np.float32) if bias is None else scores.astype(np.float32) + bias
     ids = np.argsort(-choice, axis=1, kind="stable")[:, :k].astype(np.int32)
     weights = np.take_along_axis(scores, ids, axis=1)
-    if score == "softmax_chosen":
-        weights = _softmax(weights)
     if renormalize:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-20)
     return ids, (weights * scale).astype(np.float32)

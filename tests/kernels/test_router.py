@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from colibri import ops
 from colibri.ops import _native
 
-SCORES = ("softmax", "sigmoid", "softmax_chosen", "sqrt_softplus")
+SCORES = ("softmax", "sigmoid")
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 

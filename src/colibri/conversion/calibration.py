@@ -126,24 +126,16 @@ def calibrate(
     return calibration
 
 
-def sigmoid(x: F64) -> F64:
-    """1 / (1 + exp(-x)), without overflow."""
-    return np.exp(-np.logaddexp(0.0, -x))
-
-
 def glu(activation: Activation, gate: F32, up: F32) -> F32:
-    """The gated activation of an expert. swiglu_oai is gpt-oss's, with its limits of 7 and its slope of 1.702."""
-    g, u = gate.astype(np.float64), up.astype(np.float64)
+    """The gated activation of an expert."""
+    g = gate.astype(np.float64)
     if activation == "silu":
-        out = g * sigmoid(g) * u
+        curve = np.exp(-np.logaddexp(0.0, -g))
     elif activation == "gelu_tanh":
-        out = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
-    elif activation == "gelu_erf":
-        out = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2))) * u
+        curve = 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
     else:
-        g, u = np.minimum(g, 7), np.clip(u, -7, 7)
-        out = g * sigmoid(1.702 * g) * (u + 1)
-    return out.astype(np.float32)
+        curve = 0.5 * (1 + np.vectorize(math.erf)(g / np.sqrt(2)))
+    return (g * curve * up.astype(np.float64)).astype(np.float32)
 
 
 def _ignore(position: int, logits: NDArray[np.float32]) -> None:

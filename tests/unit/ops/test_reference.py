@@ -77,7 +77,6 @@ def test_glu() -> None:
     one = np.ones(1, np.float32)
     assert ref.glu("silu", one, 2 * one)[0] == pytest.approx(2 / (1 + np.exp(-1)))
     assert ref.glu("gelu_tanh", one, one)[0] == pytest.approx(0.841192, abs=1e-6)
-    assert ref.glu("swiglu_oai", 9 * one, -9 * one)[0] == pytest.approx(-6 * 7 / (1 + np.exp(-1.702 * 7)))
     assert ref.glu("silu", -1000 * one, one)[0] == 0
 
 
@@ -124,8 +123,6 @@ def test_router_rules() -> None:
     ids, weights = ref.router(logits, 2, "sigmoid", False, bias=np.array([9, 0, 0, 0], np.float32))
     np.testing.assert_array_equal(ids, [[0, 1]])
     np.testing.assert_allclose(weights, [[1 / 2, 4 / 5]], rtol=1e-6)
-    np.testing.assert_allclose(ref.router(logits, 3, "softmax_chosen", False)[1], [[0.4, 0.4, 0.2]], rtol=1e-6)
-    np.testing.assert_allclose(ref.router(logits, 1, "sqrt_softplus", False)[1], [[np.sqrt(np.log(5))]], rtol=1e-6)
 
 
 def test_moe_and_combine() -> None:
