@@ -1,7 +1,8 @@
-"""Load on a running server: python benchmarks/load.py URL [--clients 64] [--seconds 120] [--unruly] [--plot FILE.png]
+"""Load on a running server: python benchmarks/load.py URL [--clients 64] [--seconds 120] [--unruly | --chat] [--plot FILE.png]
 
 Every client sends one streamed completion after another, of random lengths, to a loopback address. With --unruly one
-request in ten is malformed and one in ten is left before its end. Prints one JSON object: requests by outcome,
+request in ten is malformed and one in ten is left before its end. With --chat they are questions in a chat whose answers
+end where the model ends them. Prints one JSON object: requests by outcome,
 requests and tokens a second, quantiles of the time to the first token, between tokens and of whole requests, and the
 memory of the server's processes over time. Exits 1 when an answer was lost or wrong.
 """
@@ -25,7 +26,7 @@ MALFORMED: list[Any] = [
     {"prompt": 3}, {"prompt": "a", "n": 0}, {"prompt": "a", "nonsense": 1}, {"prompt": [1 << 30]}, [], "text",
     {"prompt": "a", "temperature": "hot"}, {"prompt": [5] * 100_000},
 ]  # fmt: skip
-CLIENT_FAULTS = range(400, 500)
+WORDS = "what how why is are the a of capital river small bird fly water color sun tell me about story write".split()
 
 
 class Load:
@@ -68,15 +69,20 @@ class Load:
 
     async def request(self, rng: random.Random, http: httpx.AsyncClient, *, leaves: bool) -> None:
         """A good request; one that `leaves` hangs up after a few tokens."""
-        new = rng.randint(1, self.options.new_tokens) if self.options.unruly else self.options.new_tokens
+        new: int | None = rng.randint(1, self.options.new_tokens) if self.options.unruly else self.options.new_tokens
         length = rng.randint(1, self.options.prompt_tokens) if self.options.unruly else self.options.prompt_tokens
         patience = rng.randint(0, 20) if leaves else None
         body = {
             "prompt": [rng.randrange(3, 4000) for _ in range(length)], "max_tokens": new, "ignore_eos": True,
             "temperature": rng.choice([0, 0.8]), "stream": True, "logprobs": 0,
         }  # fmt: skip
+        path = "/v1/completions"
+        if self.options.chat:
+            question = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 30)))
+            body = {"messages": [{"role": "user", "content": question}], "stream": True, "logprobs": True}
+            path, new = "/v1/chat/completions", None
         sent = time.monotonic()
-        async with http.stream("POST", "/v1/completions", json=body) as answer:
+        async with http.stream("POST", path, json=body) as answer:
             if answer.status_code == 429:
                 self.outcomes["queue full"] += 1
                 await answer.aread()
@@ -89,7 +95,7 @@ class Load:
             made, ended = await self.read(answer, sent, patience)
         if patience is not None and made >= patience:
             self.outcomes["left"] += 1
-        elif made == new and ended:
+        elif ended and new in (made, None):
             self.outcomes["answered"] += 1
             self.whole.append(time.monotonic() - sent)
         else:
@@ -109,7 +115,8 @@ class Load:
                 self.faults.append(chunk["error"]["message"])
                 return made, False
             now = time.monotonic()
-            count = len(chunk["choices"][0]["logprobs"]["tokens"])
+            tokens = chunk["choices"][0].get("logprobs") or {}
+            count = len(tokens.get("tokens") or tokens.get("content") or ())
             if count:
                 (self.between if made else self.first).append(now - last)
                 made, last = made + count, now
@@ -204,6 +211,7 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=300)
     parser.add_argument("--new-tokens", type=int, default=120)
     parser.add_argument("--unruly", action="store_true")
+    parser.add_argument("--chat", action="store_true")
     parser.add_argument("--pid", type=int, help="of the server, to watch its memory")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path)

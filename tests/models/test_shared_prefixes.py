@@ -152,6 +152,29 @@ def test_a_full_cache_makes_the_latest_wait_and_changes_no_token(load: Load, sha
     assert small.engine.cache.free_blocks == small.engine.cache.blocks
 
 
+def test_who_lost_its_place_does_not_hold_up_those_that_wait(load: Load) -> None:
+    """It has grown, and they would wait for as much room as it needs."""
+    model = load(LONG, context=640, sequences=2)
+    prompts = [([token], 560 + 20 * token) for token in range(3)] + [([9, token], 20) for token in range(3)]
+    everyone = [
+        model.sequence(prompt, SamplingParams(max_tokens=most, temperature=0, ignore_eos=True))
+        for prompt, most in prompts
+    ]
+    for sequence in everyone[:3]:
+        model.engine.add(sequence)
+    while model.engine.cache.free_blocks:
+        model.engine.step()
+    for sequence in everyone[3:]:
+        model.engine.add(sequence)
+    order: list[int] = []
+    while any(sequence.finish_reason is None for sequence in everyone):
+        model.engine.step()
+        if everyone[2].preempted:
+            order += [place for place in range(2, 6) if everyone[place].lease and place not in order]
+    assert [sequence.preempted for sequence in everyone] == [0, 0, 1, 0, 0, 0]
+    assert order == [3, 4, 5, 2]
+
+
 def test_a_watcher_sees_each_position_once_though_its_sequence_is_preempted(load: Load) -> None:
     alone, small = load(LONG, context=640), load(LONG, context=640, sequences=1, share_prefixes=True, chunk=32)
     rng = np.random.default_rng(3)

@@ -189,11 +189,15 @@ class Engine:
                 self._preempt()
 
     def _preempt(self) -> None:
-        """The sequence that started last gives up its place and waits for one before all others."""
-        last = self._running.pop()
+        """The sequence that came last gives up its place and queues again: only those before it can make it do so.
+
+        At the end of the queue, for it may have grown long, and all who wait would wait for its room.
+        """
+        last = max(self._running, key=lambda sequence: sequence.created)
+        self._running.remove(last)
         self._give_back(last)
         last.preempt()
-        self._waiting.insert(0, last)
+        self._waiting.append(last)
         self.preemptions += 1
 
     def _give_back(self, sequence: Sequence) -> None:
