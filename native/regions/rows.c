@@ -5,30 +5,33 @@
 
 enum { SMALL = 16384, MOST_EXPERTS_HERE = 1024 };
 
+typedef bool rows_function(const void *job, int first, int last, int thread); /* false: a row is not finite */
 struct rows {
-    void (*body)(const void *job, int first, int last, int thread);
+    rows_function *body;
     const void *job;
     int n, step;
     atomic_int next;
+    atomic_bool bad;
 };
 
 static void run_rows(void *context, int thread, int threads) {
     (void)threads;
     struct rows *r = context;
     for (int first; (first = r->step * pool_next(&r->next)) < r->n;)
-        r->body(r->job, first, r->n - first < r->step ? r->n : first + r->step, thread);
+        if (!r->body(r->job, first, r->n - first < r->step ? r->n : first + r->step, thread)) atomic_store(&r->bad, true);
 }
 
-/* body(job, first, last, thread) over rows 0..n, each of about `values` values. */
-static void over_rows(void (*body)(const void *, int, int, int), const void *job, int n, int64_t values) {
+/* body(job, first, last, thread) over rows 0..n, each of about `values` values; whether all are finite. */
+static bool over_rows(rows_function *body, const void *job, int n, int64_t values) {
     struct rows rows = {.body = body, .job = job, .n = n, .step = n / (4 * pool_threads()) + 1};
-    if (n > 1 && n * values > SMALL) pool_share(run_rows, &rows);
-    else body(job, 0, n, 0);
+    if (n < 2 || n * values <= SMALL) return body(job, 0, n, 0);
+    pool_share(run_rows, &rows);
+    return !rows.bad;
 }
 
-struct norm_job { float *out; const float *x, *weight, *bias; int dim; float eps; bool *bad; };
+struct norm_job { float *out; const float *x, *weight, *bias; int dim; float eps; };
 
-static void norm_rows(const void *context, int first, int last, int thread) {
+static bool norm_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct norm_job *job = context;
     bool good = true;
@@ -38,24 +41,23 @@ static void norm_rows(const void *context, int first, int last, int thread) {
         good &= job->bias ? kernels->layer_norm(out, x, job->weight, job->bias, job->dim, job->eps)
                           : kernels->rms_norm(out, x, job->weight, job->dim, job->eps);
     }
-    if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
+    return good;
 }
 
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps) {
-    bool bad = false;
-    struct norm_job job = {out, x, weight, bias, dim, eps, &bad};
-    over_rows(norm_rows, &job, n, dim);
-    return !bad;
+    const struct norm_job job = {out, x, weight, bias, dim, eps};
+    return over_rows(norm_rows, &job, n, dim);
 }
 
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
 
-static void embed_rows(const void *context, int first, int last, int thread) {
+static bool embed_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct embed_job *job = context;
     for (int64_t i = first; i < last; i++)
         kernels->untile_row[job->table->type](job->out + i * job->table->k, job->table->tiles, job->ids[i],
                                               job->table->k);
+    return true;
 }
 
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n) {
@@ -65,13 +67,14 @@ void region_embed(float *out, const struct matrix *table, const int32_t *ids, in
 
 struct combine_job { float *out; const float *slots, *weights; int k, hidden; };
 
-static void combine_rows(const void *context, int first, int last, int thread) {
+static bool combine_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct combine_job *job = context;
     for (int64_t i = first; i < last; i++)
         for (int64_t slot = i * job->k; slot < (i + 1) * job->k; slot++)
             kernels->scale_add(job->out + i * job->hidden, job->slots + slot * job->hidden, job->weights[slot],
                                job->hidden);
+    return true;
 }
 
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden) {
@@ -79,16 +82,9 @@ void region_combine(float *out, const float *slots, const float *weights, int n,
     over_rows(combine_rows, &job, n, (int64_t)k * hidden);
 }
 
-struct router_job {
-    int32_t *ids;
-    float *weights;
-    const float *logits;
-    const struct routing *routing;
-    float *scratch;
-    bool *bad;
-};
+struct router_job { int32_t *ids; float *weights; const float *logits; const struct routing *routing; float *scratch; };
 
-static void router_rows(const void *context, int first, int last, int thread) {
+static bool router_rows(const void *context, int first, int last, int thread) {
     const struct router_job *job = context;
     const int k = job->routing->k, experts = job->routing->experts;
     float *scratch = job->scratch + (size_t)thread * ROUTER_SCRATCH(experts);
@@ -96,25 +92,23 @@ static void router_rows(const void *context, int first, int last, int thread) {
     for (int64_t i = first; i < last; i++)
         good &=
             kernels->router(job->ids + i * k, job->weights + i * k, job->logits + i * experts, job->routing, scratch);
-    if (!good) __atomic_store_n(job->bad, true, __ATOMIC_RELAXED);
+    return good;
 }
 
 /* A few tokens are routed without the pool, so that they do not wait for a region of another caller. */
 static int router_here(struct router_job *job, int n) {
     float scratch[ROUTER_SCRATCH(MOST_EXPERTS_HERE)];
     job->scratch = scratch;
-    router_rows(job, 0, n, 0);
-    return *job->bad ? REGION_NOT_FINITE : 0;
+    return router_rows(job, 0, n, 0) ? 0 : REGION_NOT_FINITE;
 }
 
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing) {
-    bool bad = false;
     const int64_t values = (int64_t)routing->experts * (1 + routing->k / 4);
-    struct router_job job = {ids, weights, logits, routing, NULL, &bad};
+    struct router_job job = {ids, weights, logits, routing, NULL};
     if (n * values <= SMALL && routing->experts <= MOST_EXPERTS_HERE) return router_here(&job, n);
     pool_lock();
     job.scratch = pool_scratch((size_t)pool_threads() * ROUTER_SCRATCH(routing->experts) * sizeof(float));
-    if (job.scratch) over_rows(router_rows, &job, n, values);
+    const bool good = job.scratch && over_rows(router_rows, &job, n, values);
     pool_unlock();
-    return !job.scratch ? REGION_NO_MEMORY : bad ? REGION_NOT_FINITE : 0;
+    return good ? 0 : job.scratch ? REGION_NOT_FINITE : REGION_NO_MEMORY;
 }
