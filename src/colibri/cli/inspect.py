@@ -21,6 +21,7 @@ from colibri.models.registry import model_config
 from colibri.observe.summary import Summary, summarize
 from colibri.text.tokenizer import Tokenizer
 from colibri.weights.checkpoint import open_checkpoint
+from colibri.weights.gguf import read_gguf
 from colibri.weights.single_expert import SingleExpert, find_single_expert, ranges
 
 
@@ -32,7 +33,7 @@ def command(model: Path | None, as_json: bool) -> None:
     path = model_path(model)
     expert = find_single_expert(path)
     if expert is not None:
-        _show_expert(expert, as_json)
+        _show_expert(path, expert, as_json)
         return
     checkpoint = open_checkpoint(path)
     config = model_config(checkpoint)
@@ -79,8 +80,8 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, str]:
     }
 
 
-def _show_expert(single: SingleExpert, as_json: bool) -> None:
-    file, infos = single.file, [info for parts in single.layers.values() for info in parts.values()]
+def _show_expert(path: Path, single: SingleExpert, as_json: bool) -> None:
+    file, infos = read_gguf(path), [info for parts in single.layers.values() for info in parts.values()]
     types = {name: sum(info.nbytes for info in infos if info.type == name) for name in {info.type for info in infos}}
     shapes = {info.name.split(".")[2].removeprefix("ffn_"): list(info.shape) for info in infos}
     if as_json:
@@ -94,7 +95,7 @@ def _show_expert(single: SingleExpert, as_json: bool) -> None:
         "layers": ranges(single.layers),
         "matrices": ", ".join(f"{name} {rows} x {k}" for name, (rows, k) in shapes.items()),
         "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sorted(types.items())),
-        "use": f"colibri swap -m MODEL --expert {single.expert} {file.path}",
+        "use": f"colibri swap -m MODEL --expert {single.expert} {path}",
     }))  # fmt: skip
 
 

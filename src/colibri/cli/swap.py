@@ -12,9 +12,10 @@ from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
 from colibri.experts.overlay import Overlay
 from colibri.experts.store import ExpertStore
-from colibri.experts.swap import export_expert, named_expert, overlay_folder, revert_expert, swap_expert
+from colibri.experts.swap import export_expert, overlay_folder, revert_expert, swap_expert
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf_writer import remove_unfinished
+from colibri.weights.single_expert import read_single_expert
 
 
 @click.command("swap")
@@ -60,7 +61,7 @@ def _check_arguments(expert: int | None, file: Path | None, revert: bool, export
 
 def _swap(store: ExpertStore, expert: int, file: Path) -> None:
     path = swap_expert(store, expert, file)
-    named = named_expert(file)
+    named = read_single_expert(file).expert
     if named not in (None, expert):
         click.echo(f"note: {file} holds an expert that is named {named}; it is in the place of {expert} now", err=True)
     click.echo(f"expert {expert} is now the one in {path}")

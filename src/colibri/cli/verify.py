@@ -15,6 +15,7 @@ from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.models.registry import model_config
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+from colibri.weights.gguf import read_gguf
 from colibri.weights.single_expert import find_single_expert
 
 _TEXTS = (
@@ -36,7 +37,7 @@ def command(model: Path | None, as_json: bool) -> int:
     doubts: list[str] = []
     if expert is not None:
         with progress:
-            result = verify_gguf(expert.file, count)
+            result = verify_gguf(read_gguf(path), count)
     else:
         checkpoint = open_checkpoint(path)
         model_config(checkpoint)  # raises what the metadata lacks

@@ -7,7 +7,7 @@ the model. A safetensors file with w1/w2/w3 or gate_proj/up_proj/down_proj is co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,10 @@ from colibri.weights.finite import find_fault
 from colibri.weights.gguf_writer import TensorSpec, remove_unfinished, write_gguf
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
-from colibri.weights.safetensors import read_file, supported
 from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expert
 from colibri.weights.tensor_info import Expert, TensorInfo
 
 CHUNK_ROWS = 256
-_SAFE_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
-_SAFE_EXPERT = re.compile(r"experts\.(\d+)\.")
-_PROJECTION = {"w1": "gate", "w3": "up", "w2": "down"}
 _FILE_NAME = re.compile(r"expert-(\d+)\.gguf")
 
 
@@ -83,14 +79,6 @@ def export_expert(store: ExpertStore, expert: int, destination: Path) -> None:
     _write(destination, expert, store, current)
 
 
-def named_expert(path: Path) -> int | None:
-    """The number that the tensors of a file of one expert give it; None where they have none. Raises as its reading."""
-    if path.suffix != ".safetensors":
-        return read_single_expert(path).expert
-    numbers = _numbers(path, read_file(path))
-    return numbers.pop() if numbers else None
-
-
 def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
     """The experts of every layer in a file, checked: all layers, no others, and one expert only.
 
@@ -98,8 +86,7 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
     """
     if any(store.biases(layer) for layer in store.moe_layers()):
         raise UnsupportedError(f"{store.path}: its experts have biases, which files of single experts do not hold")
-    safe = path.suffix == ".safetensors"
-    found = _from_safetensors(path) if safe else read_single_expert(path).layers
+    found = read_single_expert(path).layers
     wanted = set(store.moe_layers())
     if set(found) != wanted:
         raise FormatError(
@@ -111,37 +98,13 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
         if missing:
             raise FormatError(f"{path}: layer {layer} lacks {', '.join(missing)}")
         experts[layer] = Expert({name: parts[name] for name in ("gate", "up", "down") if name in parts})
-        check_expert(experts[layer], str(path), layer, store.like(layer), types=not safe)
+        check_expert(experts[layer], str(path), layer, store.like(layer), types=path.suffix != ".safetensors")
     return experts
 
 
 def _check_number(store: ExpertStore, expert: int) -> None:
     if not 0 <= expert < store.experts:
         raise ArgumentError(f"expert: found {expert}, expected 0..{store.experts - 1}")
-
-
-def _from_safetensors(path: Path) -> dict[int, dict[str, TensorInfo]]:
-    found: dict[int, dict[str, TensorInfo]] = {}
-    tensors = read_file(path)
-    for name, tensor in tensors.items():
-        match = _SAFE_NAME.fullmatch(name)
-        if match is None:
-            raise FormatError(f"{path}: holds {name}; expected layers.<layer>...{{w1,w2,w3}}.weight only")
-        projection = _PROJECTION.get(match[2], match[2].removesuffix("_proj"))
-        parts = found.setdefault(int(match[1]), {})
-        if projection in parts:
-            raise FormatError(f"{path}: holds two {projection} matrices of layer {match[1]}, expected one expert")
-        parts[projection] = supported(tensor)
-    _numbers(path, tensors)
-    return found
-
-
-def _numbers(path: Path, names: Iterable[str]) -> set[int]:
-    """The number of the expert in the tensors' names, if they have one; FormatError when they have several."""
-    numbers = {int(match[1]) for match in map(_SAFE_EXPERT.search, names) if match is not None}
-    if len(numbers) > 1:
-        raise FormatError(f"{path}: holds experts {ranges(numbers)}, expected exactly one")
-    return numbers
 
 
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:

@@ -34,9 +34,10 @@ from colibri.errors import ArgumentError, ColibriError, FileError, FormatError
 from colibri.experts import overlay
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
-from colibri.experts.swap import expert_path, export_expert, named_expert, overlay_folder, revert_expert, swap_expert
+from colibri.experts.swap import expert_path, export_expert, overlay_folder, revert_expert, swap_expert
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
+from colibri.weights.single_expert import read_single_expert
 
 Make = Callable[..., Residency]
 Arrays = list[np.ndarray[Any, Any]]
@@ -224,7 +225,7 @@ def test_damaged_or_several_experts_as_safetensors(store: ExpertStore, tmp_path:
     path = tmp_path / "e.safetensors"
     safetensors(path, ("w1", "w3", "w2"), 4)
     whole = path.read_bytes()
-    assert named_expert(path) == 7
+    assert read_single_expert(path).expert == 7
     path.write_bytes(whole[:-8] + np.array([np.nan], "<f4").tobytes() + whole[-4:])
     last = rf"layer 3, tensor .*layers\.3\..*w2\.weight holds a NaN .* row {HIDDEN - 1}, column {INTERMEDIATE - 2};"
     refused(store, 7, path, FormatError, last)
