@@ -21,9 +21,10 @@ VEC void ask(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
 }
 
-/* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; R tiles and T columns are
- * constants. The scales are in panels, one a tile; so are the bytes (many columns), or they are unpacked on the way from the
- * only tile (few): `packed` is where block `first` is, and `ahead` what is asked for meanwhile (NULL: nothing). */
+/* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; what the sums were does not
+ * count when `first` is 0. R tiles and T columns are constants. The scales are in panels, one a tile; so are the bytes (many
+ * columns), or they are unpacked on the way from the only tile (few): `packed` is where block `first` is, and `ahead` what
+ * is asked for meanwhile (NULL: nothing). */
 typedef void columns_function(float (*sums)[16], const void *panels, const uint8_t *packed, const void *const *x, int first,
                               int count, const uint8_t *ahead);
 typedef vb bytes_function(const uint8_t *block, int g);
@@ -34,7 +35,7 @@ VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, float (
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first;
-    EACH_TILE EACH_COLUMN sum[r][t] = vf_load(sums[r * CHUNK + t]);
+    EACH_TILE EACH_COLUMN sum[r][t] = first ? vf_load(sums[r * CHUNK + t]) : vf_zero();
     for (int b = 0; b < count; b++) {
         if (ahead) ask(ahead + (size_t)b * (stride + 32), (int)stride + 32); /* of the scales, at most 32 */
         vi dot[VEC_TILES][MAX_COLUMNS];
@@ -103,8 +104,10 @@ VEC void columns_q256(int R, int T, bytes_function *bytes, size_t stride, int va
             one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
         }
     if (values_a_scale == 32) take_minima(R, T, sum, p, in); /* the formats with minima */
-    EACH_TILE EACH_COLUMN
-        vf_store(sums[r * CHUNK + t], vf_fma(sum[r][t], vf_set1(in[t]->scale), vf_load(sums[r * CHUNK + t])));
+    EACH_TILE EACH_COLUMN {
+        const vf before = first ? vf_load(sums[r * CHUNK + t]) : vf_zero();
+        vf_store(sums[r * CHUNK + t], vf_fma(sum[r][t], vf_set1(in[t]->scale), before));
+    }
 }
 
 /* Four sums a column, by k % 4, because one would wait for itself. `load` takes a value of k of 16 rows, `bytes` a row. */
@@ -132,7 +135,7 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
         }
     EACH_COLUMN {
         vf total = vf_add(vf_add(sum[t][0], sum[t][1]), vf_add(sum[t][2], sum[t][3]));
-        vf_store(sums[t], vf_add(vf_load(sums[t]), total));
+        vf_store(sums[t], vf_add(first ? vf_load(sums[t]) : vf_zero(), total));
     }
 }
 
@@ -178,13 +181,13 @@ INTEGER_FORMATS(X)
 FLOAT_FORMATS(X)
 #undef X
 
-/* Where reading goes on after `end`: at `end + jump`. */
-struct path { const uint8_t *end; ptrdiff_t jump; };
+/* What lies around the work on a tile: reading goes on after `end`, at `end + jump`; sums go to row `row` of y. */
+struct around { const uint8_t *end; ptrdiff_t jump; float *const *y; int row; };
 
 /* What is AHEAD of these bytes (rounded up to steps of `bytes`, so that none is missed at a jump). */
-VEC const uint8_t *ahead_of(const uint8_t *p, int bytes, const struct path *path) {
+VEC const uint8_t *ahead_of(const uint8_t *p, int bytes, const struct around *around) {
     p += (AHEAD + bytes - 1) / bytes * bytes;
-    return p < path->end ? p : p + path->jump;
+    return p < around->end ? p : p + around->jump;
 }
 
 /* Many columns, which would push them out of the first cache: asks for these bytes, into the second. */
@@ -192,15 +195,20 @@ VEC void ask_for(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-/* All columns of panels, in blocks of equal size up to `widest`. Each block asks for its part of the bytes that the next
- * panels are made from: `bytes` of each tile, from `coming` on and `next` apart. */
+/* What is wanted after some panels: `bytes` of each of `tiles` tiles, `next` apart, that the next panels are made from, or
+ * none; and after the last panels the places of the sums, where no processor sees a pattern. y NULL: not the last. */
+struct wanted { const uint8_t *coming; size_t next; int tiles, bytes; float *const *y; int row; };
+
+/* All columns of panels, in blocks of equal size up to `widest`. Each block asks for its part of what is wanted. */
 VEC void all_columns(columns_function *const *columns, int widest, float (*sums)[16], const void *panels,
-                     const uint8_t *packed, const void *const *x, int n, int first, int count, const uint8_t *coming,
-                     size_t next, int tiles, int bytes) {
-    int blocks = (n + widest - 1) / widest, part = (bytes / blocks + 63) / 64 * 64;
+                     const uint8_t *packed, const void *const *x, int n, int first, int count, const struct wanted *wanted) {
+    const int blocks = (n + widest - 1) / widest, part = (wanted->bytes / blocks + 63) / 64 * 64;
+    const uint8_t *coming = wanted->coming;
     for (int left = blocks, c = 0; left; left--, coming += part) {
-        int size = (n - c + left - 1) / left;
-        for (int r = 0; r < tiles; r++) ask_for(coming + r * next, part);
+        const int size = (n - c + left - 1) / left;
+        for (int r = 0; r < wanted->tiles; r++) ask_for(coming + r * wanted->next, part);
+        for (int i = c; wanted->y && i < c + size; i++)
+            for (int r = 0; r < wanted->tiles; r++) __builtin_prefetch(wanted->y[i] + wanted->row + r * TILE_ROWS, 1);
         columns[size](sums + c, panels, packed, x + c, first, count, NULL);
         c += size;
     }
@@ -220,28 +228,29 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
 
 /* `tiles` tiles, 1 or VEC_TILES, and up to CHUNK columns. */
 typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n,
-                         const struct path *path);
+                         const struct around *around);
 
 #define X(NAME, name, dot, values, ...)                                                                            \
     static void fast_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n, \
-                            const struct path *path) {                                                             \
+                            const struct around *around) {                                                         \
         struct panel panels[VEC_TILES];                                                                            \
         const size_t next = tile_stride(T_##NAME, k);                                                              \
         const int blocks = k / values, step = PANEL / values, bytes = step * TILE_##NAME;                          \
         for (int b = 0; b < blocks; b += step) {                                                                   \
-            const int count = blocks - b < step ? blocks - b : step;                                               \
+            const bool last = b + step >= blocks;                                                                  \
+            const int count = last ? blocks - b : step;                                                            \
             const uint8_t *part = tile + (size_t)b * TILE_##NAME;                                                  \
-            const uint8_t *coming = b + step < blocks ? part + bytes : tile + (size_t)tiles * next;               \
+            const uint8_t *coming = last ? tile + (size_t)tiles * next : part + bytes;                             \
+            const struct wanted wanted = {coming, next, tiles, bytes, last ? around->y : NULL, around->row};       \
             if (n <= MAX_PACKED) {                                                                                 \
                 scales_##name(panels, part, count);                                                                \
-                dot##_bytes_##name[n](sums, panels, part, x, b, count, ahead_of(part, bytes, path));                    \
+                dot##_bytes_##name[n](sums, panels, part, x, b, count, ahead_of(part, bytes, around));             \
             } else if (tiles == VEC_TILES) {                                                                       \
                 for (int r = 0; r < tiles; r++) expand_##name(&panels[r], part + r * next, count);                 \
-                all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count,      \
-                            coming, next, tiles, bytes);                                                           \
+                all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count, &wanted); \
             } else {                                                                                               \
                 scales_##name(panels, part, count);                                                                \
-                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, part, x, n, b, count, coming, next, 1, bytes); \
+                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, part, x, n, b, count, &wanted);          \
             }                                                                                                      \
         }                                                                                                          \
     }
@@ -250,26 +259,27 @@ INTEGER_FORMATS(X)
 
 /* Panels of floats; `direct`, if any, reads a float format from the tile, whose panels are `panel_bytes` apart. */
 VEC void exact(floats_function *floats, columns_function *const *direct, size_t panel_bytes, float (*sums)[16],
-               const uint8_t *tile, int k, const void *const *x, int n, const struct path *path) {
+               const uint8_t *tile, int k, const void *const *x, int n, const struct around *around) {
     float buffer[PANEL * 16];
     for (int first = 0; first < k; first += PANEL) {
-        int count = k - first < PANEL ? k - first : PANEL;
+        const bool last = first + PANEL >= k;
+        const int count = last ? k - first : PANEL;
         const uint8_t *panel = tile + (size_t)(first / PANEL) * panel_bytes;
         if (direct && n <= FLOAT_COLUMNS) {
-            direct[n](sums, NULL, panel, x, first, count, ahead_of(panel, (int)panel_bytes, path));
+            direct[n](sums, NULL, panel, x, first, count, ahead_of(panel, (int)panel_bytes, around));
         } else {
+            const struct wanted wanted = {panel + panel_bytes, 0, 1, (int)panel_bytes, last ? around->y : NULL, around->row};
             floats(buffer, tile, k, first, count);
-            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count,
-                        panel + panel_bytes, 0, 1, (int)panel_bytes);
+            all_columns(f32_load_f32, FLOAT_COLUMNS, sums, NULL, (const uint8_t *)buffer, x, n, first, count, &wanted);
         }
     }
 }
 
 #define EXACT(NAME, name, direct)                                                                                  \
     static void exact_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n, \
-                             const struct path *path) {                                                            \
+                             const struct around *around) {                                                        \
         (void)tiles;                                                                                               \
-        exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n, path);                     \
+        exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n, around);                   \
     }
 #define X(NAME, name, ...) EXACT(NAME, name, NULL)
 INTEGER_FORMATS(X)
@@ -282,15 +292,13 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
                 const void *const *x, float *const *y, int n, bool accumulate, const uint8_t *then) {
     const size_t stride = tile_stride(type, k);
     const uint8_t *end = (const uint8_t *)all + (size_t)last * stride;
-    const struct path path = {end, then ? then - end : 0};
     for (int left = (n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
         int size = (n - c + left - 1) / left;
         for (int tile = first, tiles; tile < last; tile += tiles) {
             _Alignas(64) float sums[VEC_TILES * CHUNK][16];
             tiles = size > MAX_PACKED && last - tile >= most_tiles ? most_tiles : 1;
-            for (int r = 0; r < tiles; r++)
-                for (int i = 0; i < size; i++) vf_store(sums[r * CHUNK + i], vf_zero());
-            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size, &path);
+            const struct around around = {end, then ? then - end : 0, y + c, tile * TILE_ROWS};
+            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size, &around);
             store_rows(y + c, sums, size, tile * TILE_ROWS, rows, tiles, accumulate);
         }
         c += size;
