@@ -65,6 +65,10 @@ static inline size_t kv_block_bytes(int type, int dim) {
     return (size_t)ATTENTION_SPLIT * (size_t)(type == KV_F16 ? 2 * dim : dim + 2 * kv_scales(dim));
 }
 
+/* Keys and values (floats) of one kv head of neighbouring tokens, rows k_step and v_step apart, for slots slot..slot+n of a
+ * block: at most 16, of which no two have a multiple of 16 between them. */
+struct kv_rows { const float *k, *v; size_t k_step, v_step; int slot, n; };
+
 /* Up to ATTENTION_ROWS query rows against the keys and values of one kv head in one block of the cache.
  * Row i sees keys first[i] <= key < last[i].
  * Writes, for each row, the largest score, the sum of exp(score - max) and that of exp(score - max) * value. */
@@ -107,8 +111,7 @@ struct kernels {
      * false: a logit or a biased score is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
-    void (*kv_append[KV_COUNT])(void *keys, void *values, const float *k, const float *v, int slot, int key_dim,
-                                int value_dim);
+    void (*kv_append[KV_COUNT])(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim);
     void (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale);
     void (*attention_part[KV_COUNT])(const struct attention_part *part, float *scratch); /* ATTENTION_SCRATCH floats */
     void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,

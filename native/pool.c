@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -257,17 +258,18 @@ static void region(pool_function *function, void *context, bool everyone) {
 
 void pool_run(pool_function *function, void *context) { region(function, context, true); }
 
-void pool_share(pool_function *function, void *context) { region(function, context, false); }
-
 /* ---- items ---------------------------------------------------------------------------------------------------- */
 
+/* A line each, and nothing else in it: what one thread changes for every item, others do not read. */
 static struct { _Alignas(64) atomic_int next; int end; } ranges[POOL_MAX_THREADS];
 
-void pool_divide(int count) {
+void pool_share(pool_function *function, void *context, int count, bool alone) {
     for (int t = 0, first = 0; t < pool.threads; first = ranges[t++].end) {
         atomic_store_explicit(&ranges[t].next, first, memory_order_relaxed);
         ranges[t].end = (int)((int64_t)count * (t + 1) / pool.threads);
     }
+    if (alone) function(context, 0, 1);
+    else region(function, context, false);
 }
 
 bool pool_take(int thread, int most, struct items *items) {

@@ -26,13 +26,12 @@ void *pool_scratch(size_t bytes);
 /* Calls function(context, thread, threads) once for every thread 0..threads-1; the caller is thread 0. */
 void pool_run(pool_function *function, void *context);
 
-/* As pool_run, but a thread that has not woken up when the others are through is left out: work has to be taken
- * from a counter (pool_next, pool_item). Use it wherever work is. */
-void pool_share(pool_function *function, void *context);
+/* As pool_run, but a thread that has not woken up when the others are through is left out: the work is items 0..count-1,
+ * which threads take with pool_take. Each thread has a range of neighbours, since memory is read fastest from end to end, and
+ * when it is through with its own it takes from the others'. `alone`: on the caller's thread, for work that costs less than
+ * a region, some microseconds. Use it wherever work is, with the pool locked. */
+void pool_share(pool_function *function, void *context, int count, bool alone);
 
-/* Items 0..count-1 of the next region: each thread has a range of neighbours, since memory is read fastest from end to end,
- * and when it is through with its own it takes from the others'. */
-void pool_divide(int count);
 /* Takes the next neighbours, up to `most` and half of what is left of the range. False: none is left anywhere. */
 struct items { int first, last; };
 bool pool_take(int thread, int most, struct items *items);
@@ -41,9 +40,5 @@ int pool_peek(int thread);
 
 #ifdef __cplusplus
 }
-#else
-#include <stdatomic.h>
-/* The next item of a shared counter that starts at 0. */
-static inline int pool_next(atomic_int *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
 #endif
 #endif

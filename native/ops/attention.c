@@ -11,20 +11,45 @@ enum { MOST = VEC_ACCUMULATORS, ROWS_AT_ONCE = MOST < ATTENTION_ROWS ? MOST : AT
 #define WIDEST(rows) (MOST / (rows) >= 8 ? 8 : MOST / (rows) >= 4 ? 4 : MOST / (rows) >= 2 ? 2 : 1)
 #define UNROLL _Pragma("GCC unroll 16")
 
-static void append_f16(void *to_keys, void *to_values, const float *k, const float *v, int slot, int key_dim,
-                       int value_dim) {
-    uint16_t half[16], *values = (uint16_t *)to_values + (size_t)slot * (size_t)value_dim;
-    uint16_t *keys = (uint16_t *)to_keys + (size_t)(slot / 16) * (size_t)key_dim * 16 + slot % 16;
-    for (int d = 0; d < key_dim; d += 16) {
-        const int n = key_dim - d < 16 ? key_dim - d : 16;
+/* ---- storing ---- */
+
+/* Dimensions [d, d + 16) of 16 keys: a transposition. */
+static void key_tile_f16(uint16_t *keys, const float *k, size_t step) {
+    uint16_t half[16][16];
+    vb pairs[4]; /* of neighbouring dimensions, of 16 keys */
+    for (int i = 0; i < 16; i++) vf_to_f16(half[i], vf_load(k + (size_t)i * step));
+    for (int d = 0; d < 16; d += 8) {
+        vb_load_rows(pairs, (const uint8_t *)&half[0][d], sizeof half[0]);
+        VEC_UNROLL for (int i = 0; i < 4; i++) vb_store(keys + (d + 2 * i) * 16, vb_halves(pairs[i]));
+    }
+}
+
+static void key_f16(uint16_t *keys, const float *k, int dim) {
+    uint16_t half[16];
+    for (int d = 0; d < dim; d += 16) {
+        const int n = dim - d < 16 ? dim - d : 16;
         vf_to_f16(half, vf_load_first(k + d, n));
         for (int i = 0; i < n; i++) keys[(d + i) * 16] = half[i];
     }
-    for (int d = 0; d < value_dim; d += 16) {
-        const int n = value_dim - d < 16 ? value_dim - d : 16;
+}
+
+static void value_f16(uint16_t *values, const float *v, int dim) {
+    uint16_t half[16];
+    for (int d = 0; d < dim; d += 16) {
+        const int n = dim - d < 16 ? dim - d : 16;
         vf_to_f16(half, vf_load_first(v + d, n));
         memcpy(values + d, half, (size_t)n * 2);
     }
+}
+
+static void append_f16(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
+    uint16_t *key = (uint16_t *)keys + (size_t)(rows->slot / 16) * (size_t)key_dim * 16 + rows->slot % 16;
+    if (rows->n == 16 && key_dim % 16 == 0)
+        for (int d = 0; d < key_dim; d += 16) key_tile_f16(key + d * 16, rows->k + d, rows->k_step);
+    else
+        for (int i = 0; i < rows->n; i++) key_f16(key + i, rows->k + (size_t)i * rows->k_step, key_dim);
+    for (int i = 0; i < rows->n; i++)
+        value_f16((uint16_t *)values + (rows->slot + i) * value_dim, rows->v + (size_t)i * rows->v_step, value_dim);
 }
 
 /* One vector; its numbers, and its scales, lie `step` apart. */
@@ -44,14 +69,19 @@ static void append_int8(int8_t *out, uint16_t *scales, int step, const float *x,
     }
 }
 
-static void append_q8_0(void *keys, void *values, const float *k, const float *v, int slot, int key_dim,
-                        int value_dim) {
+static void append_q8_0(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     int8_t *key = keys, *value = values;
-    uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim) + slot / 16 * kv_scales(key_dim) * 16;
-    uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim) + slot * kv_scales(value_dim);
-    append_int8(key + slot / 16 * key_dim * 16 + slot % 16, key_scales + slot % 16, 16, k, key_dim);
-    append_int8(value + slot * value_dim, value_scales, 1, v, value_dim);
+    uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim);
+    uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim);
+    for (int i = 0, slot = rows->slot; i < rows->n; i++, slot++) {
+        append_int8(key + slot / 16 * key_dim * 16 + slot % 16, key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
+                    rows->k + (size_t)i * rows->k_step, key_dim);
+        append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
+                    rows->v + (size_t)i * rows->v_step, value_dim);
+    }
 }
+
+/* ---- queries ---- */
 
 static void pack(float *packed, const float *const *q, int rows, int key_dim, float scale) {
     for (int r = 0; r < rows; r++) {

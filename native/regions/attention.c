@@ -3,6 +3,8 @@
  * the blocks of a task one after the other; with few (decode) every block is a unit of its own and the thread that ends a
  * task's last unit merges them. Both ways do the same arithmetic: parts are always single blocks, merged from the first to the
  * last. Rows that see no others of their step are turned and stored by their own task, others before the first task. */
+#include <stdatomic.h>
+
 #include "kernels.h"
 #include "pool.h"
 #include "regions.h"
@@ -25,7 +27,6 @@ struct job {
     float *parts;                  /* (units, part_floats) */
     int *first_unit;               /* (tasks + 1) */
     atomic_int *left;              /* (tasks) units not yet done */
-    atomic_int next;
     float *thread_scratch;
     size_t thread_floats;
 };
@@ -112,38 +113,57 @@ static uint8_t *values_of(const struct job *job, int row, int kv_head, int block
 
 /* ---- the rows of the step ---- */
 
-/* Turns one row's heads that belong to a kv head, and puts its key and value into the cache. */
-static void store(const struct job *job, int row, int kv_head) {
+/* Turns the heads of a row that belong to a kv head. */
+static void turn(const struct job *job, int row, int kv_head) {
+    const struct attention_input *in = job->in;
+    const int dim = job->cache->key_dim, position = job->batch->position[row];
+    const float *cosine = in->cosine + (int64_t)position * (in->rotary / 2);
+    const float *sine = in->sine + (int64_t)position * (in->rotary / 2);
+    const int64_t kv_row = (int64_t)row * job->cache->kv_heads + kv_head;
+    for (int64_t head = kv_row * job->group; head < (kv_row + 1) * job->group; head++)
+        kernels->rope(in->q + head * dim, cosine, sine, in->rotary);
+    kernels->rope(in->k + kv_row * dim, cosine, sine, in->rotary);
+}
+
+/* Turns n rows of a sequence, which kernels store together, and puts their keys and values into the cache. */
+static void store(const struct job *job, int row, int n, int kv_head) {
     const struct attention_input *in = job->in;
     const struct cache *c = job->cache;
-    const int position = job->batch->position[row], slot = position % ATTENTION_SPLIT;
+    const int position = job->batch->position[row], block = position / ATTENTION_SPLIT;
     const int64_t kv_row = (int64_t)row * c->kv_heads + kv_head;
-    float *key = in->k + kv_row * c->key_dim;
-    if (in->rotary) {
-        const float *cosine = in->cosine + (int64_t)position * (in->rotary / 2);
-        const float *sine = in->sine + (int64_t)position * (in->rotary / 2);
-        for (int64_t head = kv_row * job->group; head < (kv_row + 1) * job->group; head++)
-            kernels->rope(in->q + head * c->key_dim, cosine, sine, in->rotary);
-        kernels->rope(key, cosine, sine, in->rotary);
-    }
-    const int block = position / ATTENTION_SPLIT;
-    kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), key,
-                                in->v + kv_row * c->value_dim, slot, c->key_dim, c->value_dim);
+    for (int i = 0; in->rotary && i < n; i++) turn(job, row + i, kv_head);
+    const struct kv_rows rows = {in->k + kv_row * c->key_dim, in->v + kv_row * c->value_dim,
+                                 (size_t)c->kv_heads * (size_t)c->key_dim, (size_t)c->kv_heads * (size_t)c->value_dim,
+                                 position % ATTENTION_SPLIT, n};
+    kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), &rows,
+                                c->key_dim, c->value_dim);
+}
+
+/* How many rows from `row` on, up to `most`, kernels store together. */
+static int stored_together(const struct batch *b, int row, int most) {
+    int n = 1;
+    const int position = b->position[row];
+    while (n < most && b->sequence[row + n] == b->sequence[row] && b->position[row + n] == position + n && (position + n) % 16)
+        n++;
+    return n;
 }
 
 /* Items are the rows of the first kv head, then those of the second: neighbours share lines of the cache. */
 static void store_some(void *context, int thread, int threads) {
     const struct job *job = context;
+    const int n = job->batch->n;
     (void)threads;
     for (struct items items; pool_take(thread, STRIP, &items);)
-        for (int i = items.first; i < items.last; i++) store(job, i % job->batch->n, i / job->batch->n);
+        for (int i = items.first, together; i < items.last; i += together) {
+            const int row = i % n, left = items.last - i;
+            together = stored_together(job->batch, row, left < n - row ? left : n - row);
+            store(job, row, together, i / n);
+        }
 }
 
 static void store_all(struct job *job) {
     const int items = job->batch->n * job->cache->kv_heads;
-    pool_divide(items);
-    if (items * job->cache->key_dim < FEW) store_some(job, 0, 1);
-    else pool_share(store_some, job);
+    pool_share(store_some, job, items, items * job->cache->key_dim < FEW);
 }
 
 /* ---- one block ---- */
@@ -222,7 +242,7 @@ static void write_rows(const struct job *job, int task, const struct workspace *
 
 static void do_task(const struct job *job, int task, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
-    if (!job->store_first) store(job, s->token, head_of(job, task));
+    if (!job->store_first) store(job, s->token, 1, head_of(job, task));
     pack_queries(job, task, w);
     start_merging(s, w);
     for (int b = 0; b < s->blocks; b++)
@@ -238,7 +258,7 @@ static void do_tasks(void *context, int thread, int threads) {
     (void)threads;
     struct job *job = context;
     struct workspace w = workspace_of(job, thread);
-    for (int t; (t = pool_next(&job->next)) < job->tasks;) do_task(job, job->tasks - 1 - t, &w); /* the longest first */
+    for (struct items t; pool_take(thread, 1, &t);) do_task(job, job->tasks - 1 - t.first, &w); /* the longest first */
 }
 
 /* ---- tasks split into blocks ---- */
@@ -269,8 +289,9 @@ static void do_units(void *context, int thread, int threads) {
     struct workspace w = workspace_of(job, thread);
     const int run = 1 + job->units / (8 * threads); /* neighbours, so that what was fetched ahead is used */
     int task = 0;
-    for (int first; (first = run * pool_next(&job->next)) < job->units;)
-        for (int unit = first; unit < first + run && unit < job->units; unit++) {
+    for (struct items units; pool_take(thread, run, &units);)
+        for (int unit = units.first; unit < units.last; unit++) {
+            while (unit < job->first_unit[task]) task--;
             while (unit >= job->first_unit[task + 1]) task++;
             do_unit(job, task, unit, &w);
             if (atomic_fetch_sub(&job->left[task], 1) == 1) merge_units(job, task, &w);
@@ -346,8 +367,9 @@ static bool all_alone(const struct job *job) {
 static void run(struct job *job) {
     job->store_first = job->units || !all_alone(job);
     if (job->store_first) store_all(job);
-    if (products(job) < SMALL) do_tasks(job, 0, 1);
-    else pool_share(job->units ? do_units : do_tasks, job);
+    const bool alone = products(job) < SMALL;
+    if (job->units && !alone) pool_share(do_units, job, job->units, false);
+    else pool_share(do_tasks, job, job->tasks, alone);
 }
 
 int region_attention(float *out, const struct attention_input *in, const struct cache *cache, const struct batch *batch) {

@@ -1,4 +1,5 @@
 /* The machine's limits, measured with all threads of the pool. */
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -38,8 +39,7 @@ int region_measure_read(void *data, size_t bytes, double seconds, double *rates,
     int count = 0;
     for (const double end = now() + seconds; count < most && (count == 0 || now() < end);) {
         const double start = now();
-        pool_divide(job.parts);
-        pool_share(read_parts, &job);
+        pool_share(read_parts, &job, job.parts, false);
         rates[count++] = (double)job.parts * PART / (now() - start);
     }
     pool_unlock();

@@ -60,7 +60,6 @@ static void split(struct work *work) {
         work->items[i] = round_up_to(round_up_to(work->weights[i].rows, TILE_ROWS), work->item_tiles[i]);
         work->items_a_range += work->items[i];
     }
-    pool_divide(work->items_a_range * work->column_ranges);
 }
 
 int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,
@@ -75,7 +74,7 @@ int region_matmul(float *const *outs, const float *x, int n, int k, const struct
     if (!scratch) return pool_unlock(), REGION_NO_MEMORY;
     operand_make(&operand, scratch, NULL);
     split(&work);
-    pool_share(run_items, &work);
+    pool_share(run_items, &work, work.items_a_range * work.column_ranges, false);
     pool_unlock();
     return 0;
 }

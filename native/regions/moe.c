@@ -1,7 +1,6 @@
 /* The chosen experts of every token. A pair is a token and one of its slots. Pairs are sorted by expert, so that the
  * weights of an expert are read once for all its tokens; two regions: gate, up, activation and requantisation; then down. */
-#include "regions.h"
-
+#include <stdatomic.h>
 #include <string.h>
 
 #include "operand.h"
@@ -10,6 +9,7 @@
 enum {
     ITEM_ROWS = 2 * TILE_ROWS, /* as kernels like them; balances well */
     BLOCK_ROWS = 256,          /* of an activation block; the most rows that are computed at once: streams well */
+    UP_PITCH = BLOCK_ROWS + 16,
 };
 
 struct share { int expert, first, count; }; /* up to REGION_COLUMNS pairs of one expert: a range of moe.pairs */
@@ -29,7 +29,7 @@ struct moe {
     int share_count;
     float *h;      /* (pairs, intermediate) */
     uint8_t *h_in; /* the same in the activation format of the expert's down */
-    size_t h_stride;
+    size_t h_stride, h_pitch;
     atomic_int *left; /* (shares, blocks of BLOCK_ROWS): items of region 1 to go until the block of h is whole */
     int items_a_share;
 };
@@ -109,23 +109,23 @@ static void quantize_h(const struct moe *m, const struct share *share, int block
     if (activation == A_F32) return;
     for (int c = share->first; c < share->first + share->count; c++)
         kernels->quantize[activation](m->h_in + (size_t)c * m->h_stride + activation_bytes(activation, row),
-                                      m->h + (size_t)c * (size_t)m->intermediate + row, rows);
+                                      m->h + (size_t)c * m->h_pitch + row, rows);
 }
 
 static void first_stretch(struct moe *m, struct stretch at, const void *then) {
     const struct share *share = &m->shares[at.share];
     const struct expert *e = &m->experts[share->expert];
-    _Alignas(64) float up[REGION_COLUMNS * BLOCK_ROWS];
+    _Alignas(64) float up[REGION_COLUMNS * UP_PITCH];
     struct columns columns;
     const bool gated = e->gate.tiles;
-    for (int i = 0; !gated && i < share->count * BLOCK_ROWS; i++) up[i] = 1.0f;
-    for (int c = 0; c < share->count; c++) columns.y[c] = up + c * BLOCK_ROWS - at.row; /* from row 0 */
+    for (int i = 0; !gated && i < share->count * UP_PITCH; i++) up[i] = 1.0f;
+    for (int c = 0; c < share->count; c++) columns.y[c] = up + c * UP_PITCH - at.row; /* from row 0 */
     if (gated) gate_or_up(m, share, &e->up, e->up_bias, &columns, at.row, at.rows, tiles_from(&e->gate, at.row));
-    for (int c = 0; c < share->count; c++) columns.y[c] = m->h + (size_t)(share->first + c) * (size_t)m->intermediate;
+    for (int c = 0; c < share->count; c++) columns.y[c] = m->h + (size_t)(share->first + c) * m->h_pitch;
     gate_or_up(m, share, gated ? &e->gate : &e->up, gated ? e->gate_bias : e->up_bias, &columns, at.row, at.rows, then);
     for (int c = 0; c < share->count; c++) {
         float *h = columns.y[c] + at.row;
-        kernels->glu[m->activation](h, h, up + c * BLOCK_ROWS, at.rows);
+        kernels->glu[m->activation](h, h, up + c * UP_PITCH, at.rows);
     }
     const int blocks = round_up_to(m->intermediate, BLOCK_ROWS), block = at.row / BLOCK_ROWS;
     const int items = round_up_to(at.rows, ITEM_ROWS);
@@ -142,7 +142,7 @@ static void second_stretch(struct moe *m, struct stretch at, const void *then) {
     bool floats = activation_of(e->down.type, m->exact) == A_F32;
     for (int c = 0; c < share->count; c++) {
         size_t p = (size_t)(share->first + c);
-        columns.x[c] = floats ? (const void *)(m->h + p * (size_t)m->intermediate) : m->h_in + p * m->h_stride;
+        columns.x[c] = floats ? (const void *)(m->h + p * m->h_pitch) : m->h_in + p * m->h_stride;
         columns.y[c] = m->slots + (size_t)m->pairs[p] * (size_t)m->hidden;
     }
     multiply(&e->down, m->exact, at.row / TILE_ROWS, round_up_to(at.row + at.rows, TILE_ROWS), columns.x, columns.y,
@@ -179,9 +179,9 @@ static inline void run_items(struct moe *m, int thread, bool down) {
 static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, false); }
 static void second_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, true); }
 
-static void divide(struct moe *m, int rows) {
+static void share(struct moe *m, pool_function *items, int rows) {
     m->items_a_share = round_up_to(rows, ITEM_ROWS);
-    pool_divide(m->share_count * m->items_a_share);
+    pool_share(items, m, m->share_count * m->items_a_share, false);
 }
 
 static void count_items_of_blocks(struct moe *m) {
@@ -193,11 +193,9 @@ static void count_items_of_blocks(struct moe *m) {
 }
 
 static void run(struct moe *m) {
-    divide(m, m->intermediate);
     count_items_of_blocks(m);
-    pool_share(first_items, m);
-    divide(m, m->hidden);
-    pool_share(second_items, m);
+    share(m, first_items, m->intermediate);
+    share(m, second_items, m->hidden);
 }
 
 /* ---- scratch ---- */
@@ -222,7 +220,7 @@ static size_t place(struct moe *m, struct plan *plan, int experts, uint8_t *scra
     m->pairs = take(&scratch, pairs * sizeof(int32_t));
     m->shares = take(&scratch, shares * sizeof(struct share));
     m->left = take(&scratch, shares * (size_t)round_up_to(m->intermediate, BLOCK_ROWS) * sizeof(atomic_int));
-    m->h = take(&scratch, pairs * (size_t)m->intermediate * sizeof(float));
+    m->h = take(&scratch, pairs * m->h_pitch * sizeof(float));
     m->h_in = take(&scratch, pairs * m->h_stride);
     m->x_in = take(&scratch, operand_bytes(&m->x));
     return (size_t)(scratch - begin);
@@ -246,6 +244,7 @@ int region_moe(float *slots, const float *x, int n, int k, const int32_t *ids, c
     struct moe m = {.slots = slots, .experts = experts, .k = k, .hidden = hidden, .intermediate = intermediate,
                     .activation = activation, .exact = exact, .x = {.x = x, .n = n, .k = hidden}, .ids = ids};
     struct plan plan;
+    m.h_pitch = (size_t)(intermediate + 15) / 16 * 16 + 16;
     need_formats(&m, expert_count);
     pool_lock();
     uint8_t *scratch = pool_scratch(place(&m, &plan, expert_count, NULL));

@@ -3,7 +3,7 @@
 #include "operand.h"
 #include "pool.h"
 
-enum { ALONE = 4 }; /* so few rows cost less than a region */
+enum { ALONE = 4 /* so few rows cost less than a region */, ROWS = 8 /* taken at a time */ };
 
 void operand_need(struct operand *o, int type, bool exact) {
     int activation = activation_of(type, exact);
@@ -20,7 +20,7 @@ size_t operand_bytes(const struct operand *o) {
     return bytes;
 }
 
-struct quantization { const struct operand *operand; const uint8_t *needed; atomic_int next; };
+struct quantization { const struct operand *operand; const uint8_t *needed; };
 
 static void quantize_row(const struct operand *o, int64_t row) {
     for (int a = A_F32 + 1; a < ACTIVATION_COUNT; a++)
@@ -28,10 +28,11 @@ static void quantize_row(const struct operand *o, int64_t row) {
 }
 
 static void quantize_some(void *context, int thread, int threads) {
-    struct quantization *q = context;
-    (void)thread, (void)threads;
-    for (int row; (row = pool_next(&q->next)) < q->operand->n;)
-        if (!q->needed || q->needed[row]) quantize_row(q->operand, row);
+    const struct quantization *q = context;
+    (void)threads;
+    for (struct items rows; pool_take(thread, ROWS, &rows);)
+        for (int row = rows.first; row < rows.last; row++)
+            if (!q->needed || q->needed[row]) quantize_row(q->operand, row);
 }
 
 void operand_make(struct operand *o, uint8_t *scratch, const uint8_t *rows_needed) {
@@ -40,8 +41,7 @@ void operand_make(struct operand *o, uint8_t *scratch, const uint8_t *rows_neede
         scratch += format_bytes(o, a);
     }
     o->rows[A_F32] = (uint8_t *)o->x;
-    struct quantization q = {o, rows_needed, 0};
+    struct quantization q = {o, rows_needed};
     if (!o->stride[A_Q32] && !o->stride[A_Q256]) return;
-    if (o->n <= ALONE) quantize_some(&q, 0, 1);
-    else pool_share(quantize_some, &q);
+    pool_share(quantize_some, &q, o->n, o->n <= ALONE);
 }

@@ -2,6 +2,7 @@
 #ifndef COLIBRI_OPERAND_H
 #define COLIBRI_OPERAND_H
 #include "kernels.h"
+#include "regions.h"
 
 enum { REGION_COLUMNS = 128 }; /* columns of a work item: their rows of x stay in the second cache */
 

@@ -1,4 +1,6 @@
 /* Ops on rows. Short ones stay on the caller's thread: a region costs about as much as 10,000 values. */
+#include <stdatomic.h>
+
 #include "kernels.h"
 #include "pool.h"
 #include "regions.h"
@@ -9,23 +11,24 @@ typedef bool rows_function(const void *job, int first, int last, int thread); /*
 struct rows {
     rows_function *body;
     const void *job;
-    int n, step;
-    atomic_int next;
+    int step;
     atomic_bool bad;
 };
 
 static void run_rows(void *context, int thread, int threads) {
     (void)threads;
     struct rows *r = context;
-    for (int first; (first = r->step * pool_next(&r->next)) < r->n;)
-        if (!r->body(r->job, first, r->n - first < r->step ? r->n : first + r->step, thread)) atomic_store(&r->bad, true);
+    for (struct items rows; pool_take(thread, r->step, &rows);)
+        if (!r->body(r->job, rows.first, rows.last, thread)) atomic_store(&r->bad, true);
 }
 
 /* body(job, first, last, thread) over rows 0..n, each of about `values` values; whether all are finite. */
 static bool over_rows(rows_function *body, const void *job, int n, int64_t values) {
-    struct rows rows = {.body = body, .job = job, .n = n, .step = n / (4 * pool_threads()) + 1};
     if (n < 2 || n * values <= SMALL) return body(job, 0, n, 0);
-    pool_share(run_rows, &rows);
+    pool_lock();
+    struct rows rows = {.body = body, .job = job, .step = n / (4 * pool_threads()) + 1};
+    pool_share(run_rows, &rows, n, false);
+    pool_unlock();
     return !rows.bad;
 }
 

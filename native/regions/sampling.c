@@ -19,8 +19,7 @@ struct sample_job {
     const struct sampling *settings;
     uint8_t *scratch;
     size_t scratch_bytes; /* of one thread */
-    int n, vocabulary;
-    atomic_int next;
+    int vocabulary;
 };
 
 static int part_count(int vocabulary) { return (vocabulary + SAMPLING_PART - 1) / SAMPLING_PART; }
@@ -139,7 +138,8 @@ static void sample_rows(void *context, int thread, int threads) {
     struct sample_job *job = context;
     const int n = job->vocabulary;
     const struct scratch s = scratch_of(job->scratch + (size_t)thread * job->scratch_bytes, n);
-    for (int row; (row = pool_next(&job->next)) < job->n;) {
+    for (struct items rows; pool_take(thread, 1, &rows);) {
+        const int row = rows.first;
         const float *x = job->logits + (size_t)row * (size_t)n;
         const int likeliest = kernels->argmax(x, n);
         kernels->exponentials(NULL, s.parts, x, x[likeliest], 1.0f, n);
@@ -151,11 +151,10 @@ static void sample_rows(void *context, int thread, int threads) {
 int region_sample(int32_t *tokens, double *norms, const float *logits, int n, int vocabulary,
                   const struct sampling *settings) {
     const size_t bytes = (size_t)part_count(vocabulary) * sizeof(double) + (size_t)vocabulary * (sizeof(float) + sizeof(int32_t));
-    struct sample_job job = {tokens, norms, logits, settings, NULL, (bytes + 63) / 64 * 64, n, vocabulary, 0};
+    struct sample_job job = {tokens, norms, logits, settings, NULL, (bytes + 63) / 64 * 64, vocabulary};
     pool_lock();
     job.scratch = pool_scratch((size_t)pool_threads() * job.scratch_bytes);
-    if (job.scratch && n > 1 && (int64_t)n * vocabulary > SMALL) pool_share(sample_rows, &job);
-    else if (job.scratch) sample_rows(&job, 0, 1);
+    if (job.scratch) pool_share(sample_rows, &job, n, n == 1 || (int64_t)n * vocabulary <= SMALL);
     pool_unlock();
     return job.scratch ? 0 : REGION_NO_MEMORY;
 }

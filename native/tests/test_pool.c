@@ -1,5 +1,6 @@
 /* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -8,18 +9,12 @@
 #include "require.h"
 #include "pool.h"
 
-struct count { int calls[POOL_MAX_THREADS], threads; atomic_int next, taken; atomic_int seen[100]; };
+struct count { int calls[POOL_MAX_THREADS], threads; atomic_int seen[100]; };
 
 static void count_calls(void *context, int thread, int threads) {
     struct count *count = context;
     count->calls[thread]++;
     if (!thread) count->threads = threads;
-}
-
-static void take_items(void *context, int thread, int threads) {
-    (void)thread, (void)threads;
-    struct count *count = context;
-    while (pool_next(&count->next) < 100) atomic_fetch_add(&count->taken, 1);
 }
 
 static void take_ranges(void *context, int thread, int threads) {
@@ -37,12 +32,7 @@ static void check_regions(int threads, int rounds) {
     REQUIRE(count.threads == threads);
     for (int t = 0; t < threads; t++) REQUIRE(count.calls[t] == rounds);
     for (int i = 0; i < rounds; i++) {
-        atomic_store(&count.next, 0);
-        atomic_store(&count.taken, 0);
-        pool_share(take_items, &count);
-        REQUIRE(atomic_load(&count.taken) == 100);
-        pool_divide(i % 101);
-        pool_share(take_ranges, &count);
+        pool_share(take_ranges, &count, i % 101, i % 7 == 0);
         for (int item = 0; item < 100; item++) REQUIRE(atomic_exchange(&count.seen[item], 0) == (item < i % 101));
     }
 }

@@ -108,7 +108,7 @@ static void check_narrowing(const struct kernels *table) {
             if (i % 256 == 255) bits |= 0x7f800000;              /* infinity and NaN */
             memcpy(value + l, &bits, 4);
         }
-        table->kv_append[KV_F16](keys, got, key, value, 0, 16, 16);
+        table->kv_append[KV_F16](keys, got, &(struct kv_rows){key, value, 16, 16, 0, 1}, 16, 16);
         note(got, sizeof got);
         _Alignas(64) uint8_t tile[16 * 2 * 16];
         float widened[16];
@@ -117,7 +117,7 @@ static void check_narrowing(const struct kernels *table) {
         for (int l = 0; l < 16; l++)
             CHECK(!(fabsf(value[l]) < 65520) || fabsf(widened[l] - value[l]) <= fmaxf(0x1p-11f * fabsf(value[l]), 0x1p-25f),
                   "%a became %a", value[l], widened[l]);
-        table->kv_append[KV_F16](keys, back, key, widened, 0, 16, 16);
+        table->kv_append[KV_F16](keys, back, &(struct kv_rows){key, widened, 16, 16, 0, 1}, 16, 16);
         CHECK(!memcmp(got, back, sizeof got), "%s: a half float does not stay", table->isa);
     }
 }
