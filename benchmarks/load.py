@@ -1,10 +1,10 @@
-"""Load on a running server: python benchmarks/load.py URL [--clients 64] [--seconds 120] [--unruly | --chat] [--plot FILE.png]
+"""Load on a running server: python benchmarks/load.py URL [--clients 64] [--seconds 120] [--unruly | --chat]
 
 Every client sends one streamed completion after another, of random lengths, to a loopback address. With --unruly one
-request in ten is malformed and one in ten is left before its end. With --chat they are questions in a chat whose answers
-end where the model ends them. Prints one JSON object: requests by outcome,
-requests and tokens a second, quantiles of the time to the first token, between tokens and of whole requests, and the
-memory of the server's processes over time. Exits 1 when an answer was lost or wrong.
+request in ten is malformed and one in ten is left before its end. With --chat they are questions in a chat, without
+max_tokens. Prints one JSON object: requests by outcome, requests and tokens a second, quantiles of the time to the
+first token, between tokens and of whole requests, and the memory of the server's processes over time; --plot FILE.png
+draws it. Exits 1 when an answer was lost or wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MALFORMED: list[Any] = [
     {"prompt": 3}, {"prompt": "a", "n": 0}, {"prompt": "a", "nonsense": 1}, {"prompt": [1 << 30]}, [], "text",
     {"prompt": "a", "temperature": "hot"}, {"prompt": [5] * 100_000},
 ]  # fmt: skip
-WORDS = "what how why is are the a of capital river small bird fly water color sun tell me about story write".split()
+WORDS = ("what", "how", "why", "is", "the", "a", "of", "capital", "small", "bird", "fly", "water", "tell", "me")
 
 
 class Load:

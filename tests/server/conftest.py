@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from colibri.engine.model import model_path
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 START_S = 60
 END_S = 20
@@ -52,6 +54,17 @@ class Server:
         return next(
             int(pid) for pid in children if b"colibri.server.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[int]:
+        """The engine does nothing within the block, so that what runs does not end by itself; its process id."""
+        pid = self.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def wait(self, condition: Callable[[], bool], seconds: float = 20) -> None:
         """Until the condition holds; fails when it does not in time."""
@@ -92,6 +105,14 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
                 process.wait(END_S)
             process.kill()
         process.stdout.close()
+
+
+@pytest.fixture
+def removable(tmp_path: Path) -> Path:
+    """A name of the embedded model: without it no engine starts again, however slow a test is."""
+    link = tmp_path / "model.gguf"
+    link.symlink_to(model_path(None))
+    return link
 
 
 @pytest.fixture(scope="session")
