@@ -146,6 +146,7 @@ class Bench:
                 "depth": options.depth,
                 "tokens_per_s": rate.as_dict(),
                 "latency_ms": latency([1000 * step for run in decoded for step in run.steps]).as_dict(),
+                "reading_ms": meter.reading_ms(active).as_dict(),
             }],
             "limits": {
                 "active_bytes_per_token": round(active),

@@ -10,7 +10,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.config import ModelConfig
 from colibri.machine import detect_memory, resident_bytes
-from colibri.observe.percentiles import Spread, spread
+from colibri.observe.percentiles import Latency, Spread, latency, spread
 from colibri.observe.summary import is_routed
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.tensor_info import TensorInfo
@@ -49,6 +49,10 @@ class Meter:
     def read(self) -> Spread:
         """Bytes a second that all threads together read from memory in huge pages."""
         return spread(self._read)
+
+    def reading_ms(self, nbytes: float) -> Latency:
+        """What reading so much would have taken at the rate of each pass: how far times differ by the machine alone."""
+        return latency([1000 * nbytes / rate for rate in self._read])
 
     @property
     def multiply(self) -> Spread:
