@@ -61,10 +61,45 @@ def test_both_processes_share_the_memory_asked_for() -> None:
         assert engine is not None
         answers = [clients.submit(server.post, "/v1/completions", {**ENDLESS, "max_tokens": 20}) for _ in range(48)]
         assert all(answer.result().status_code == 200 for answer in answers)
-        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
-        assert peak is not None
-        assert float(engine[1]) + int(peak[1]) / 1024 <= 320
+        assert float(engine[1]) + peak_mib(server.process.pid) <= 320
         assert server.metric("colibri_memory_budget_bytes") == pytest.approx(float(engine[1]) * 2**20, rel=1e-3)
+
+
+def test_what_is_known_of_long_prompts_is_bounded() -> None:
+    """One answer in memory, all together, and what was refused."""
+    long = [5] * 2000
+    with serving() as server:
+        pids = server.process.pid, server.engine_pid()
+        server.post("/infer", {"prompt": long, "top_k": 1})
+        for pid in pids:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak from now on
+        before = [peak_mib(pid) for pid in pids]
+        assert len(server.post("/infer", {"prompt": long}).json()["logits"]) == server_vocabulary(server)
+        assert len(server.post("/infer", {"prompt": long[:600], "positions": "all"}).json()["positions"]) == 600
+        echo = {"prompt": [long] * 6, "echo": True, "logprobs": 20, "max_tokens": 0}
+        assert server.post("/v1/completions", echo).status_code == 200
+        assert server.post("/v1/completions", {**echo, "prompt": [long] * 8}).status_code == 400
+        much = {"prompt": long[:200], "positions": "all", "top_k": 1000}
+        assert server.post("/infer", {**much, "prompt": long}).status_code == 400
+        assert server.post("/infer", much).status_code == 200  # what is done takes nothing any more
+        with ThreadPoolExecutor(1) as clients, server.standing_still():
+            first = clients.submit(server.post, "/infer", much)
+            server.wait(lambda: server.get("/health").json()["engine"]["pending"] == 1)
+            assert server.post("/infer", much).status_code == 429
+        assert first.result().status_code == 200
+        grown = [peak_mib(pid) - mib for pid, mib in zip(pids, before, strict=True)]
+        assert grown[0] < 96
+        assert grown[1] < 64
+
+
+def peak_mib(pid: int) -> int:
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert peak is not None
+    return int(peak[1]) >> 10
+
+
+def server_vocabulary(server: Server) -> int:
+    return int(server.post("/infer", {"prompt": [5], "top_k": 1}).json()["vocab_size"])
 
 
 # ---- clients that leave --------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class Engine:
         Room is what their tokens take now, since few become as long as they may.
         """
         for sequence in self._waiting.copy():
-            share = sequence.prompt_watcher is None  # which wants to see every position
+            share = sequence.prompt_watcher is None or sequence.watched >= sequence.prompt_length - 1
             if share and self.cache.shares and follows(sequence, self._running):
                 continue
             tokens, spare = len(sequence.ids), ops.KV_BLOCK * (len(self._running) // GROWING)

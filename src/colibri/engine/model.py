@@ -148,11 +148,13 @@ class Model:
         keep_special: bool = False,
         constraint: Constraint | None = None,
         prompt_watcher: PromptWatcher | None = None,
+        watched: int = 0,
     ) -> Running:
         """What `engine.add` takes, for callers with a step loop of their own.
 
         continues: the answer goes on from a text, so that its leading space is kept. keep_special: control tokens are
-        part of the text. max_tokens is cut to the room left. Raises ArgumentError and ContextFullError.
+        part of the text. max_tokens is cut to the room left. prompt_watcher sees the logits of every position but the
+        first `watched`. Raises ArgumentError and ContextFullError.
         """
         ids = self._check_ids(prompt)
         room = self.context - len(ids)
@@ -161,8 +163,9 @@ class Model:
         if self.has_tokenizer:
             decoder = self.tokenizer.decoder(skip_special=not keep_special, continues=continues)
         return Running(
-            ids, params, most, self.end_ids, decoder, constraint=constraint, prompt_watcher=prompt_watcher
-        )
+            ids, params, most, self.end_ids, decoder, constraint=constraint, prompt_watcher=prompt_watcher,
+            watched=watched,
+        )  # fmt: skip
 
     def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:
         sequence = self.sequence(prompt, params, continues=continues)

@@ -49,6 +49,7 @@ class Sequence:
         *,
         constraint: Constraint | None = None,
         prompt_watcher: PromptWatcher | None = None,
+        watched: int = 0,
     ) -> None:
         self.ids = list(prompt)  # prompt and generated
         self.prompt_length = len(prompt)
@@ -57,7 +58,7 @@ class Sequence:
         self.cached = 0  # of these, tokens that were there before it came
         self.preempted = 0  # how often it lost its place in the cache
         self.prompt_watcher = prompt_watcher
-        self.watched = 0  # positions that the watcher has seen
+        self.watched = watched  # the first positions, which the watcher has seen or is not interested in
         self.lease: Lease | None = None
         self.max_tokens = max_tokens
         nothing_to_do = not max_tokens and prompt_watcher is None

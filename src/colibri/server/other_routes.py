@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from colibri.config import SamplingParams
 from colibri.server.chat import messages_of
-from colibri.server.problems import bad_request, context_exceeded, json_response
+from colibri.server.problems import context_exceeded, json_response
 from colibri.server.prompt_logits import ALL
 from colibri.server.protocol import PromptLogits, Submit
 from colibri.server.replies import token_name
 from colibri.server.schema import DetokenizeRequest, InferRequest, TokenizeRequest
 from colibri.server.service import Service
 from colibri.server.streaming import unless_left
-
-MAX_LOGITS = 1 << 22  # numbers in one reply
 
 
 async def infer(service: Service, body: InferRequest, request: Request) -> Response:
@@ -30,11 +30,6 @@ async def infer(service: Service, body: InferRequest, request: Request) -> Respo
     if len(ids) > service.ready.context:
         raise context_exceeded(len(ids), service.ready.context)
     every = body.positions == "all"
-    if body.top_k is None and every and len(ids) * service.vocab_size > MAX_LOGITS:
-        raise bad_request(
-            f"positions: all logits of {len(ids)} tokens are {len(ids) * service.vocab_size} numbers, at most "
-            f"{MAX_LOGITS} are sent; give top_k or a shorter prompt", "positions",
-        )  # fmt: skip
     report = ALL if body.top_k is None else min(body.top_k, service.vocab_size)
     params = SamplingParams(max_tokens=0)
     command = Submit(0, tuple(ids), params, prompt_logits=report, last_only=not every)
@@ -51,11 +46,18 @@ async def _infer(service: Service, command: Submit) -> Response:
 
 def _inferred(service: Service, command: Submit, known: list[PromptLogits]) -> Response:
     first = len(command.ids) - len(known)
-    results = [{"position": first + place, **_position(service, found)} for place, found in enumerate(known)]
     body: dict[str, Any] = {"model": service.name, "tokens": list(command.ids), "vocab_size": service.vocab_size}
     if command.last_only:
-        return json_response({**body, **results[-1]})
-    return json_response({**body, "positions": results})
+        return json_response({**body, "position": first, **_position(service, known[0])})
+    return StreamingResponse(_pieces(service, body, known), media_type="application/json")
+
+
+def _pieces(service: Service, body: dict[str, Any], known: list[PromptLogits]) -> Iterator[str]:
+    """The reply in pieces, since numbers as text and as objects are many times as large as they came."""
+    yield json.dumps(body)[:-1] + ', "positions": ['
+    for position, found in enumerate(known):
+        yield ", " * (position > 0) + json.dumps({"position": position, **_position(service, found)})
+    yield "]}"
 
 
 def _position(service: Service, found: PromptLogits) -> dict[str, Any]:

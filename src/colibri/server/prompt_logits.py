@@ -6,9 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.engine.sampler import log_sum_exp, top
-from colibri.server.protocol import PromptLogits
+from colibri.server.protocol import PromptLogits, Submit
 
 ALL = -1  # instead of a number of likeliest tokens: every logit
+LOGIT_BYTES = 8  # of one on its way into an answer
+LIKELIEST_BYTES = 256  # of a token and ln of its probability
+
+
+def report_bytes(command: Submit, vocab_size: int) -> int:
+    """Memory of the web server that a report on a prompt takes."""
+    if command.prompt_logits is None:
+        return 0
+    each = LOGIT_BYTES * vocab_size if command.prompt_logits == ALL else LIKELIEST_BYTES * (command.prompt_logits + 1)
+    return each * (1 if command.last_only else len(command.ids))
 
 
 class PromptWatcher:
@@ -25,10 +35,11 @@ class PromptWatcher:
         following = self._ids[position + 1] if position + 1 < len(self._ids) else None
         logprob = None if following is None else float(logits[following]) - norm
         if self._count == ALL:
-            self._news.append(PromptLogits(logprob, (), logits.tobytes()))
+            self._news.append(PromptLogits(logprob, logits=logits.tobytes()))
             return
-        likeliest = top(logits.astype(np.float64), self._count) if self._count else ()
-        self._news.append(PromptLogits(logprob, tuple((int(i), float(logits[i]) - norm) for i in likeliest)))
+        likeliest = top(logits, self._count) if self._count else np.empty(0, np.int64)
+        logprobs = logits[likeliest].astype(np.float64) - norm
+        self._news.append(PromptLogits(logprob, likeliest.astype(np.int32).tobytes(), logprobs.tobytes()))
 
     def take(self) -> tuple[PromptLogits, ...]:
         """What was noted since the last call."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,22 @@ class Failed:
 class PromptLogits:
     """What the model expected at one position of the prompt.
 
-    logprob: ln of the probability of the token that the prompt has next, None at the end. top: the likeliest (id, ln).
-    logits: float32 (vocab,) as bytes, where all were asked for.
+    logprob: ln of the probability of the token that the prompt has next, None at the end. The others are arrays as
+    bytes, since numbers as objects take many times the memory: ids int32 and logprobs float64 of the likeliest tokens,
+    logits float32 (vocab,) where all were asked for.
     """
 
     logprob: float | None
-    top: tuple[tuple[int, float], ...]
+    ids: bytes = b""
+    logprobs: bytes = b""
     logits: bytes | None = None
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The likeliest tokens and ln of their probabilities."""
+        return list(
+            zip(np.frombuffer(self.ids, np.int32).tolist(), np.frombuffer(self.logprobs).tolist(), strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from colibri.machine import resident_bytes
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
+from colibri.server.prompt_logits import report_bytes
 from colibri.server.protocol import Output, Ready, Stats, Submit
 from colibri.server.settings import ServerSettings
 from colibri.server.supervisor import Supervisor, Ticket
@@ -22,6 +23,7 @@ from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import open_checkpoint
 
 CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, requests and answers
+REPORTS_BYTES = 64 << 20  # beyond that, for what all requests want to know of their prompts' tokens
 DEFAULT_REQUEST_S = 2.0  # guess of a request's time before any has ended
 MAX_RETRY_S = 60
 
@@ -47,6 +49,7 @@ class Service:
         self.tokenizer: Tokenizer | None = None
         self.name = settings.model_name or "colibri"
         self._clocks: dict[int, _Clock] = {}
+        self._reports = 0  # bytes
         self._request_s = DEFAULT_REQUEST_S
         self._restarts = 0
         self.supervisor.on_output = self._note
@@ -58,7 +61,8 @@ class Service:
         With --ram the engine gets what this process leaves of it, which is known once the tokenizer is there.
         """
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
-        self.supervisor.options = replace(self.settings.load, beside=resident_bytes() + CONNECTIONS_BYTES)
+        beside = resident_bytes() + CONNECTIONS_BYTES + REPORTS_BYTES
+        self.supervisor.options = replace(self.settings.load, beside=beside)
         self.supervisor.start()
         ready = await self.supervisor.wait_ready()
         if self.settings.model_name is None:
@@ -137,14 +141,19 @@ class Service:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def admit(self, count: int) -> None:
-        """Raise ApiError when `count` more sequences cannot be queued."""
+    def admit(self, count: int, reports: int = 0) -> None:
+        """Raise ApiError when `count` more sequences cannot be queued, or so many bytes of reports are not there."""
         if self.draining.is_set():
             raise ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Connection": "close"})
         room = self.ready.sequences + self.settings.queue
         if count > room:
             raise bad_request(f"The request asks for {count} sequences; at most {room} fit into the queue.", "n")
-        if self.supervisor.pending + count > room:
+        if reports > REPORTS_BYTES:
+            raise bad_request(
+                f"What the model expected at each position of the prompt takes {reports >> 20} MiB, of "
+                f"{REPORTS_BYTES >> 20} MiB; ask for fewer of the likeliest tokens, or for fewer positions at once."
+            )
+        if self.supervisor.pending + count > room or self._reports + reports > REPORTS_BYTES:
             self.metrics.refused.inc()
             raise ApiError(
                 429, f"The queue is full: {self.supervisor.pending} requests wait or run.",
@@ -157,14 +166,17 @@ class Service:
 
     def submit(self, commands: Sequence[Submit]) -> Outputs:
         """Queue sequences; their outputs, together. Raises ApiError when they are refused."""
-        self.admit(len(commands))
+        reports = sum(report_bytes(command, self.vocab_size) for command in commands)
+        self.admit(len(commands), reports)
         outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self._reports += reports
         tickets = [self.supervisor.submit(command, outputs) for command in commands]
         self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
-        return Outputs(self, tickets, outputs)
+        return Outputs(self, tickets, outputs, reports)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
+    def end(self, tickets: Sequence[Ticket], reports: int) -> None:
         """Nobody waits for these any more."""
+        self._reports -= reports
         left = [ticket for ticket in tickets if not ticket.done]
         for ticket in tickets:  # those that were lost with their engine have a clock, too
             self._clocks.pop(ticket.request, None)
@@ -223,8 +235,11 @@ class Service:
 class Outputs:
     """The outputs of one HTTP request's sequences, for a with statement, whose end cancels what still runs."""
 
-    def __init__(self, service: Service, tickets: Sequence[Ticket], queue: asyncio.Queue[Output]) -> None:
+    def __init__(
+        self, service: Service, tickets: Sequence[Ticket], queue: asyncio.Queue[Output], reports: int = 0
+    ) -> None:
         self._service = service
+        self._reports = reports  # bytes, of the service's
         self._tickets = tickets
         self._queue = queue
         self._index = {ticket.request: index for index, ticket in enumerate(tickets)}
@@ -258,4 +273,4 @@ class Outputs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._service.cancel(self._tickets)
+        self._service.end(self._tickets, self._reports)

@@ -123,7 +123,7 @@ class Worker:
                 prompt = PromptWatcher(command.ids, command.prompt_logits)
             sequence = self._model.sequence(
                 command.ids, command.params, continues=command.continues, keep_special=command.keep_special,
-                constraint=constraint, prompt_watcher=prompt,
+                constraint=constraint, prompt_watcher=prompt, watched=len(command.ids) - 1 if command.last_only else 0,
             )  # fmt: skip
         except ColibriError as error:
             refused = protocol.Output(command.request, finish="cancelled", error=str(error), bad_request=True)
