@@ -99,7 +99,8 @@ def _rates(report: dict[str, Any]) -> Table:
 def _latencies(report: dict[str, Any]) -> Table:
     table = _table("ms a token", "p50", "p90", "p99", "p99.9", "max")
     for run in report["decode"]:
-        for what, key in ((f"decode {run['tokens']} after {run['depth']}", "latency_ms"), ("reading as much", "reading_ms")):
+        decoded = f"decode {run['tokens']} after {run['depth']}"
+        for what, key in ((decoded, "latency_ms"), ("reading as much", "reading_ms")):
             table.add_row(what, *(f"{run[key][name]:.2f}" for name in ("p50", "p90", "p99", "p99_9", "max")))
     return table
 
