@@ -181,15 +181,15 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     w->packed_task = task;
 }
 
-/* Keys of the block that is likely to come next. */
-static const uint8_t *keys_after(const struct job *job, int task, int block) {
-    const struct strip *s = strip_of(job, task);
-    const int next = block + 1 < s->first_block + s->blocks ? block + 1 : block;
-    return keys_of(job, s->token, head_of(job, task), next);
+/* Keys of the block that is likely to come next: the task's, or the first of the task `then`, which may be the same. */
+static const uint8_t *keys_after(const struct job *job, int task, int block, int then) {
+    const struct strip *s = strip_of(job, task), *next = strip_of(job, then);
+    if (block + 1 < s->first_block + s->blocks) return keys_of(job, s->token, head_of(job, task), block + 1);
+    return keys_of(job, next->token, head_of(job, then), next->first_block);
 }
 
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
-static void one_part(const struct job *job, int task, int block, int r, float *out, float *max, float *sum,
+static void one_part(const struct job *job, int task, int block, int r, int then, float *out, float *max, float *sum,
                      struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     const struct cache *c = job->cache;
@@ -204,7 +204,7 @@ static void one_part(const struct job *job, int task, int block, int r, float *o
         if (last[i] > ATTENTION_SPLIT) last[i] = ATTENTION_SPLIT;
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
-    const uint8_t *next = r ? NULL : keys_after(job, task, block); /* the first rows of a strip fetch for all */
+    const uint8_t *next = r ? NULL : keys_after(job, task, block, then); /* the first rows of a strip fetch for all */
     const struct attention_part part = {keys_of(job, s->token, head_of(job, task), block),
                                         values_of(job, s->token, head_of(job, task), block),
                                         c->key_dim,
@@ -240,14 +240,14 @@ static void write_rows(const struct job *job, int task, const struct workspace *
 
 /* ---- whole tasks ---- */
 
-static void do_task(const struct job *job, int task, struct workspace *w) {
+static void do_task(const struct job *job, int task, int then, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     if (!job->store_first) store(job, s->token, 1, head_of(job, task));
     pack_queries(job, task, w);
     start_merging(s, w);
     for (int b = 0; b < s->blocks; b++)
         for (int r = 0; r < s->rows; r += ATTENTION_ROWS) {
-            one_part(job, task, s->first_block + b, r, w->part, w->part_max, w->part_sum, w);
+            one_part(job, task, s->first_block + b, r, then, w->part, w->part_max, w->part_sum, w);
             for (int i = 0; i < ATTENTION_ROWS && r + i < s->rows; i++)
                 merge_row(job, w, r + i, w->part + i * job->stride, w->part_max[i], w->part_sum[i]);
         }
@@ -258,7 +258,10 @@ static void do_tasks(void *context, int thread, int threads) {
     (void)threads;
     struct job *job = context;
     struct workspace w = workspace_of(job, thread);
-    for (struct items t; pool_take(thread, 1, &t);) do_task(job, job->tasks - 1 - t.first, &w); /* the longest first */
+    for (struct items t; pool_take(thread, 1, &t);) { /* the longest first */
+        const int next = pool_peek(thread);
+        do_task(job, job->tasks - 1 - t.first, job->tasks - 1 - (next < 0 ? t.first : next), &w);
+    }
 }
 
 /* ---- tasks split into blocks ---- */
@@ -280,8 +283,8 @@ static void do_unit(const struct job *job, int task, int unit, struct workspace 
     float *out = part_of(job, unit), *max = out + s->rows * job->stride, *sum = max + s->rows;
     pack_queries(job, task, w);
     for (int r = 0; r < s->rows; r += ATTENTION_ROWS)
-        one_part(job, task, s->first_block + unit - job->first_unit[task], r, out + r * job->stride, max + r, sum + r,
-                 w);
+        one_part(job, task, s->first_block + unit - job->first_unit[task], r, task + 1 < job->tasks ? task + 1 : task,
+                 out + r * job->stride, max + r, sum + r, w);
 }
 
 static void do_units(void *context, int thread, int threads) {
