@@ -74,7 +74,8 @@ static void append_q8_0(void *keys, void *values, const struct kv_rows *rows, in
     uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim);
     uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim);
     for (int i = 0, slot = rows->slot; i < rows->n; i++, slot++) {
-        append_int8(key + slot / 16 * key_dim * 16 + slot % 16, key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
+        append_int8(key + slot / 16 * key_dim * 16 + slot % 16,
+                    key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
                     rows->k + (size_t)i * rows->k_step, key_dim);
         append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
                     rows->v + (size_t)i * rows->v_step, value_dim);
@@ -151,10 +152,12 @@ VEC void score_tile(float *scores, const struct attention_part *part, const floa
 
 VEC void score_rows(float *scores, const struct attention_part *part, const float *q, const float *scales, int first,
                     int last, const int type, const int rows) {
-    const int wide = WIDEST(rows);
     int g = first;
-    for (; g + wide <= last; g += wide) score_tile(scores, part, q, scales, g, type, rows, wide);
-    for (; g < last; g++) score_tile(scores, part, q, scales, g, type, rows, 1);
+#define EACH(wide)                                             \
+    for (; wide <= WIDEST(rows) && g + wide <= last; g += wide) \
+        score_tile(scores, part, q, scales, g, type, rows, wide);
+    EACH(8) EACH(4) EACH(2) EACH(1)
+#undef EACH
 }
 
 /* Groups first..last of all rows. */
@@ -225,11 +228,13 @@ VEC void value_tile(const struct attention_part *part, const float *weights, con
  * used. */
 VEC void value_rows(const struct attention_part *part, const float *weights, const float *scales, float *out, int first,
                     int last, const int type, const int rows) {
-    const int wide = WIDEST(rows), dim = (part->value_dim + 15) / 16 * 16;
+    const int dim = (part->value_dim + 15) / 16 * 16;
     int d = 0;
-    for (; d + 16 * wide <= dim; d += 16 * wide)
+#define EACH(wide)                                                       \
+    for (; wide <= WIDEST(rows) && d + 16 * wide <= dim; d += 16 * wide) \
         value_tile(part, weights, scales, out, d, first, last, type, rows, wide);
-    for (; d < dim; d += 16) value_tile(part, weights, scales, out, d, first, last, type, rows, 1);
+    EACH(8) EACH(4) EACH(2) EACH(1)
+#undef EACH
 }
 
 VEC void weigh(const struct attention_part *part, const float *weights, const float *scales, int first, int last,
