@@ -194,6 +194,10 @@ def test_json_objects(client: openai.OpenAI, model: str) -> None:
     assert all((choice.message.content or "").lstrip().startswith("{") for choice in answer.choices)
 
 
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -210,8 +214,8 @@ def test_json_objects(client: openai.OpenAI, model: str) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nope"}}}}, None),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/x"}}}}, None),
+        (schema_format({"type": "nope"}), "response_format"),
+        (schema_format({"$ref": "#/x"}), "response_format"),
         ({"frobnicate": 1}, "frobnicate"),
     ],
 )

@@ -192,6 +192,17 @@ def test_a_grammar_holds(server: Server) -> None:
     assert (text[0], text[1].isdecimal(), text[2:]) == ("a", True, "z")
 
 
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [("start: start", "no text matches it"), ("start: " + " | ".join(f'"{i}"' for i in range(20_000)), "20001 items")],
+)
+def test_a_grammar_that_cannot_be_followed_says_why(server: Server, grammar: str, reason: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": "a", "grammar": grammar})
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+    assert "state" not in answer.json()["error"]["message"]
+
+
 BAD: list[tuple[dict[str, Any], str | None]] = [
     ({}, "prompt"),
     ({"prompt": []}, "prompt"),
@@ -218,9 +229,9 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": "a", "stream": True, "stream_options": {"bogus": 1}}, "stream_options.bogus"),
     ({"prompt": "a", "best_of": 4}, None),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ({"prompt": "a", "grammar": "start: ("}, None),
-    ({"prompt": "a", "grammar": "root ::= ("}, None),
-    ({"prompt": "a", "grammar": "start: other"}, None),
+    ({"prompt": "a", "grammar": "start: ("}, "grammar"),
+    ({"prompt": "a", "grammar": "root ::= ("}, "grammar"),
+    ({"prompt": "a", "grammar": "start: other"}, "grammar"),
 ]
 
 

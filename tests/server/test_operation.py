@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from colibri.errors import ArgumentError
+from colibri.server.app import _reports
 from colibri.server.heartbeat import Watchdog
 from colibri.server.protocol import Alive, Output, Step
 from colibri.server.service import Outputs, Service
@@ -135,6 +136,20 @@ def test_a_client_may_leave_just_when_a_token_comes() -> None:
         return task.cancelled()
 
     assert [asyncio.run(ends(turns)) for turns in range(6)] == [True] * 6
+
+
+def test_a_page_that_is_closed_leaves_nothing_behind() -> None:
+    async def left_behind() -> int:
+        reports = _reports(Service(ServerSettings()))
+        waiting = asyncio.ensure_future(anext(reports))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await reports.aclose()
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks()) - 1
+
+    assert asyncio.run(left_behind()) == 0
 
 
 def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> None:

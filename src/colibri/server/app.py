@@ -135,11 +135,12 @@ async def _reports(service: Service) -> AsyncGenerator[str, None]:
     try:
         while not draining.done():
             getter = asyncio.ensure_future(viewer.get())
-            await asyncio.wait((getter, draining), return_when=asyncio.FIRST_COMPLETED)
-            if not getter.done():
+            try:
+                await asyncio.wait((getter, draining), return_when=asyncio.FIRST_COMPLETED)
+                if getter.done():
+                    yield f"data: {getter.result()}\n\n"
+            finally:
                 getter.cancel()
-                return
-            yield f"data: {getter.result()}\n\n"
     finally:
         draining.cancel()
         service.live.leave(viewer)

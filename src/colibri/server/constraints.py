@@ -100,7 +100,7 @@ class Grammars:
 
         matcher = LLMatcher(self._wrapped(), grammar, log_level=0)
         if matcher.is_error():
-            raise ArgumentError(f"grammar: {matcher.get_error()}"[:2000])
+            raise _refused(matcher)
         return matcher
 
     def _wrapped(self) -> Any:
@@ -115,6 +115,14 @@ class Grammars:
         return self._tokenizer
 
 
+def _refused(matcher: Any) -> ArgumentError:
+    """Why, without the dump of the parser's state behind it."""
+    reason = matcher.get_error().partition("\n<state>")[0]
+    if "NoExtensionBias" in reason:
+        reason = "no text matches it"
+    return ArgumentError(f"the grammar or schema cannot be followed: {reason}"[:2000])
+
+
 class GrammarConstraint:
     """The state of one text within its grammar."""
 
@@ -127,7 +135,7 @@ class GrammarConstraint:
         """Which tokens may come next (vocab,). Raises ArgumentError when the grammar has become too complex."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise ArgumentError(f"grammar: {self._matcher.get_error()}"[:2000])
+            raise _refused(self._matcher)
         known = np.unpackbits(bits, bitorder="little").view(np.bool_)
         size = min(len(known), len(self._allowed))
         self._allowed[:size] = known[:size]
@@ -138,5 +146,5 @@ class GrammarConstraint:
         if token in self._end_ids:
             return True
         if not self._matcher.consume_token(token):
-            raise ArgumentError(f"grammar: {self._matcher.get_error()}"[:2000])
+            raise _refused(self._matcher)
         return bool(self._matcher.is_stopped())

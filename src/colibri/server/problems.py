@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def refused(error: ColibriError) -> ApiError:
+    """A client's fault; a message that begins with a field's name says which it is."""
+    named = re.match(r"[a-z_]+(\.[a-z_]+)*(?=: )", str(error))
+    return bad_request(str(error), named[0] if named else None)
+
+
 def context_exceeded(prompt: int, context: int, *, estimate: bool = False) -> ApiError:
     """The prompt leaves no room; both counts are in the message. An `estimate` is what it has at least."""
     count = f"at least {prompt}" if estimate else f"{prompt}"
@@ -84,7 +91,8 @@ def install(app: FastAPI) -> None:
         return json_response(problem.body(), problem.status, problem.headers)
 
     def colibri_error(_: Request, error: Exception) -> Response:
-        return json_response(bad_request(str(error)).body(), 400)
+        assert isinstance(error, ColibriError)
+        return json_response(refused(error).body(), 400)
 
     def unexpected(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
