@@ -9,8 +9,8 @@ static void quantize_q32(void *out, const float *x, int n) {
     for (int i = 0; i < n; i += 32, block++) {
         vf inverse;
         block->scale = block_scale(x + i, 32, &inverse);
-        int sum = quantize_16(block->q, x + i, inverse) + quantize_16(block->q + 16, x + i + 16, inverse);
-        block->minus_128_sum = (int32_t)(-128u * (unsigned)sum);
+        const vi first = quantize_16(block->q, x + i, inverse), second = quantize_16(block->q + 16, x + i + 16, inverse);
+        block->minus_128_sum = (int32_t)(-128u * (unsigned)vi_sum(vi_add(first, second)));
     }
 }
 
@@ -21,8 +21,8 @@ static void quantize_q256(void *out, const float *x, int n) {
         vf inverse;
         block->scale = block_scale(x + i, 256, &inverse);
         for (int j = 0; j < 16; j += 2) {
-            int first = quantize_16(block->q + 16 * j, x + i + 16 * j, inverse);
-            int second = quantize_16(block->q + 16 * j + 16, x + i + 16 * j + 16, inverse);
+            int first = vi_sum(quantize_16(block->q + 16 * j, x + i + 16 * j, inverse));
+            int second = vi_sum(quantize_16(block->q + 16 * j + 16, x + i + 16 * j + 16, inverse));
             block->minus_32_sum[j] = (int32_t)(-32u * (unsigned)first);
             block->minus_32_sum[j + 1] = (int32_t)(-32u * (unsigned)second);
             block->sums[place[j / 2]] = (int16_t)(first + second);

@@ -3,7 +3,7 @@
 #include "operand.h"
 #include "pool.h"
 
-enum { ALONE = 4 /* so few rows cost less than a region */, ROWS = 8 /* taken at a time */ };
+enum { ALONE = 4096 /* values that cost less than a region */, ROWS = 8 /* taken at a time */ };
 
 void operand_need(struct operand *o, int type, bool exact) {
     int activation = activation_of(type, exact);
@@ -43,5 +43,5 @@ void operand_make(struct operand *o, uint8_t *scratch, const uint8_t *rows_neede
     o->rows[A_F32] = (uint8_t *)o->x;
     struct quantization q = {o, rows_needed};
     if (!o->stride[A_Q32] && !o->stride[A_Q256]) return;
-    pool_share(quantize_some, &q, o->n, o->n <= ALONE);
+    pool_share(quantize_some, &q, o->n, o->n == 1 || (int64_t)o->n * o->k <= ALONE);
 }

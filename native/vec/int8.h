@@ -17,10 +17,10 @@ VEC float block_scale(const float *x, int n, vf *inverse) {
     return (some ? peak / 127.0f : 0.0f) + vf_sum(finite);
 }
 
-/* Quantises 16 values; returns their sum. */
-VEC int quantize_16(int8_t *q, const float *x, vf inverse) {
+/* Quantises 16 values; returns them as integers. */
+VEC vi quantize_16(int8_t *q, const float *x, vf inverse) {
     vi whole = vi_from_vf(vf_mul(vf_load(x), inverse));
     vi_to_i8(q, whole);
-    return vi_sum(whole);
+    return whole;
 }
 #endif
