@@ -13,10 +13,10 @@ from colibri.errors import ColibriError
 from colibri.experts.reading import ExpertFile
 from colibri.experts.store import ExpertStore
 from colibri.experts.swap import expert_files, overlay_folder, read_replacement
+from colibri.weights.file_reader import Identity
 from colibri.weights.tensor_info import Expert
 
 SETTLED_NS = 100_000_000  # a folder changed this lately may change again without its time stamp telling
-Identity = tuple[int, int, int, int]
 
 log = logging.getLogger("colibri")
 

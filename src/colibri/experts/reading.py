@@ -18,7 +18,7 @@ from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
-from colibri.weights.file_reader import open_regular, truncated
+from colibri.weights.file_reader import changed, identity_of, open_regular, truncated
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -41,11 +41,9 @@ class ExpertFile:
         self.path = path
         self.buffered = self.direct_descriptor = -1
         self.buffered = open_regular(path)
-        status = os.fstat(self.buffered)
-        self.size = status.st_size
-        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        self.identity = identity_of(self.buffered)
         self.direct = direct and self._open_direct()
-        self._cache = PageCache(self.buffered, self.size)
+        self._cache = PageCache(self.buffered, self.identity[2])
 
     def _open_direct(self) -> bool:
         try:
@@ -60,6 +58,11 @@ class ExpertFile:
         log.warning("%s: the filesystem refuses O_DIRECT (%s); experts are read through the page cache",
                     self.path, error.strerror)  # fmt: skip
         self.direct = False
+
+    def check_unchanged(self) -> None:
+        """Raise FileError when the file was written to since it was opened."""
+        if identity_of(self.buffered) != self.identity:
+            raise changed(self.path)
 
     def cached(self, offset: int, nbytes: int) -> bool:
         """Whether the page cache holds the range, a page or two aside. Only decides how it is read."""
@@ -95,18 +98,21 @@ class ExpertReader:
 
     def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
         """Read `count` rows from `first` on and tile them into their place."""
-        file = self._open(info.file)
+        file = self.open(info.file)
         row_bytes = info.row_bytes
         offset, nbytes = info.offset + first * row_bytes, count * row_bytes
         direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
-        ops.tile(tensor, self._fetch(file, self._staging(), offset, nbytes, direct), first, count)
+        read = self._fetch(file, self._staging(), offset, nbytes, direct)
+        file.check_unchanged()
+        ops.tile(tensor, read, first, count)
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""
         with self._lock:
             self._files.clear()
 
-    def _open(self, path: Path) -> ExpertFile:
+    def open(self, path: Path) -> ExpertFile:
+        """The file that is read for this path: what is there at the first call, also when another takes its place."""
         file = self._files.get(path)
         if file is None:
             with self._lock:

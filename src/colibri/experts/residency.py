@@ -52,6 +52,8 @@ class Residency:
         self.store = store
         self.routing = RoutingStats(store.layers, store.experts, experts_per_token)
         self.reader = reader or ExpertReader(staging_bytes(store))
+        for file in store.files:  # now, while they are what the store was made from
+            self.reader.open(file)
         self.counters = ResidencyCounters()  # since the start
         self._experts = store.experts
         self._policy = NextUse(store.layers, store.experts, chunk=chunk)

@@ -38,6 +38,7 @@ class ExpertStore:
         self.experts = len(first)
         self.hidden, self.intermediate = first[0].by_name["down"].shape
         self.layouts: dict[int, Layout] = {layer: experts[0].layout for layer, experts in self._layers.items()}
+        self.files = {part.file for layer in self._layers.values() for expert in layer for part in expert.parts}
         self._biases = {layer: self._find_biases(checkpoint, layer) for layer in self._layers}
 
     def has(self, layer: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from colibri.errors import FileError
 
 _READ_LIMIT = 1 << 30  # Linux reads at most 0x7ffff000 bytes a call
+Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
 
 
 def truncated(path: Path, descriptor: int, nbytes: int, offset: int) -> FileError:
@@ -20,6 +21,17 @@ def truncated(path: Path, descriptor: int, nbytes: int, offset: int) -> FileErro
         f"{path}: ends at byte {os.fstat(descriptor).st_size}, but {nbytes} bytes at offset {offset} are needed; "
         "the file was truncated while in use"
     )
+
+
+def identity_of(descriptor: int) -> Identity:
+    """What differs when an open file, or another in its place, holds something else."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def changed(path: Path) -> FileError:
+    """What a read says of a file that is not what it was."""
+    return FileError(f"{path}: is not what was read first; it was changed or replaced while in use; load the model again")
 
 
 def open_regular(path: Path) -> int:
@@ -68,7 +80,7 @@ class FileReader:
     """
 
     def __init__(self) -> None:
-        self._identity: dict[Path, tuple[int, int, int, int]] = {}  # of the files that were read
+        self._identity: dict[Path, Identity] = {}  # of the files that were read
 
     def read_into(self, file: Path, offset: int, buffer: Any) -> None:
         """Fill `buffer` (writable, contiguous) with the bytes of `file` from `offset` on.
@@ -91,9 +103,8 @@ class FileReader:
             os.close(descriptor)
 
     def _check_same(self, file: Path, descriptor: int, offset: int, nbytes: int) -> None:
-        status = os.fstat(descriptor)
-        if offset + nbytes > status.st_size:
+        identity = identity_of(descriptor)
+        if offset + nbytes > identity[2]:
             raise truncated(file, descriptor, nbytes, offset)
-        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if self._identity.setdefault(file, identity) != identity:
-            raise FileError(f"{file}: is not what was read first; it was changed or replaced while in use")
+            raise changed(file)

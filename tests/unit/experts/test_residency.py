@@ -159,7 +159,29 @@ def test_a_file_truncated_while_running(make_residency: Make, model_path: Path) 
     os.truncate(model_path, end)
     with pytest.raises(FileError, match=rf"{model_path}: ends at byte {end}, .*truncated"):
         run_step(residency, 3, [[2, 3, 4, 5]])
-    run_step(residency, 0, [[0, 1, 4, 5]])
+    run_step(residency, 0, [[0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("uncached", [False, True])
+def test_a_file_written_to_while_running(make_residency: Make, model_path: Path, uncached: bool) -> None:
+    residency = make_residency()
+    residency.reader.assume_uncached = uncached
+    run_step(residency, 0, [[0, 1, 2, 3]])
+    with model_path.open("r+b") as file:
+        file.seek(residency.store.expert(0, 5).by_name["down"].offset)
+        file.write(b"other")
+    with pytest.raises(FileError, match=rf"{model_path}: .*changed or replaced while in use"):
+        run_step(residency, 0, [[0, 1, 4, 5]])
+    run_step(residency, 0, [[0, 1, 2, 3]])
+
+
+def test_a_file_replaced_before_the_first_expert_is_read(make_residency: Make, model_path: Path) -> None:
+    residency = make_residency()
+    kept = model_path.rename(model_path.with_name("kept"))
+    model_path.write_bytes(bytes(kept.stat().st_size))
+    list(residency.handles(0, ids_of([[0, 1, 2, 3]])))
+    kept.rename(model_path)
+    run_step(residency, 0, [[0, 1, 2, 3]])  # compares them with the file
 
 
 def test_direct_reads_refused_at_the_read(make_residency: Make, caplog: pytest.LogCaptureFixture) -> None:
