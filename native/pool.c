@@ -159,8 +159,10 @@ static void stop_workers(void) {
     pool.started = 0;
 }
 
-/* Signals stay with the threads that Python knows. */
+/* Those that do not run yet, before the work is divided: the system may refuse some. Signals stay with the threads that
+ * Python knows. */
 static void start_workers(void) {
+    if (pool.started == pool.threads - 1) return;
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -169,7 +171,7 @@ static void start_workers(void) {
            !pthread_create(&pool.worker[pool.started], NULL, work, (void *)(intptr_t)(pool.started + 1)))
         pool.started++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pool.threads = pool.started + 1; /* fewer when the system refuses more */
+    pool.threads = pool.started + 1;
 }
 
 /* ---- the life of the pool ------------------------------------------------------------------------------------- */
@@ -183,6 +185,7 @@ static void after_fork(void) {
     atomic_store(&pool.state, 0);
     atomic_store(&pool.sleepers, 0);
     atomic_store(&pool.caller_sleeps, false);
+    atomic_store(&pool.stop, false);
     pool.started = 0;
     lock_depth = 0;
 }
@@ -223,9 +226,10 @@ void *pool_scratch(size_t bytes) {
     size_t wanted = (bytes + bytes / 4 + 4095) & ~(size_t)4095;
     uint8_t *fresh = aligned_alloc(64, wanted);
     if (!fresh) return NULL;
-    free(pool.scratch);
-    pool.scratch = fresh;
+    uint8_t *old = pool.scratch;
+    pool.scratch = fresh; /* first, so that a fork by another thread never sees what is freed */
     pool.scratch_bytes = wanted;
+    free(old);
     return fresh;
 }
 
@@ -248,15 +252,13 @@ static void run_region(pool_function *function, void *context, bool everyone) {
     if (!everyone) wait_for_all((unsigned)((last & (REGION - 1)) / JOIN));
 }
 
-static void region(pool_function *function, void *context, bool everyone) {
+void pool_run(pool_function *function, void *context) {
     pool_lock();
-    if (pool.started < pool.threads - 1) start_workers();
+    start_workers();
     if (pool.threads == 1) function(context, 0, 1);
-    else run_region(function, context, everyone);
+    else run_region(function, context, true);
     pool_unlock();
 }
-
-void pool_run(pool_function *function, void *context) { region(function, context, true); }
 
 /* ---- items ---------------------------------------------------------------------------------------------------- */
 
@@ -264,12 +266,13 @@ void pool_run(pool_function *function, void *context) { region(function, context
 static struct { _Alignas(64) atomic_int next; int end; } ranges[POOL_MAX_THREADS];
 
 void pool_share(pool_function *function, void *context, int count, bool alone) {
+    start_workers();
     for (int t = 0, first = 0; t < pool.threads; first = ranges[t++].end) {
         atomic_store_explicit(&ranges[t].next, first, memory_order_relaxed);
         ranges[t].end = (int)((int64_t)count * (t + 1) / pool.threads);
     }
-    if (alone) function(context, 0, 1);
-    else region(function, context, false);
+    if (alone || pool.threads == 1) function(context, 0, 1);
+    else run_region(function, context, false);
 }
 
 bool pool_take(int thread, int most, struct items *items) {

@@ -1,7 +1,10 @@
-/* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own. */
+/* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own, and
+ * no item is lost when the system refuses threads. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,15 +54,41 @@ static void check_callers(void) {
     for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
 }
 
-static void check_fork(void) {
+static void check_in_child(void (*check)(void)) {
     const pid_t child = fork();
     if (!child) {
-        check_regions(2, 10);
+        check();
         _exit(0);
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-    check_regions(2, 10); /* the parent's pool goes on */
+}
+
+static void check_two_threads(void) { check_regions(2, 10); }
+
+static void check_fork(void) {
+    check_in_child(check_two_threads);
+    check_two_threads(); /* the parent's pool goes on */
+}
+
+/* Leaves no room for the stack of another thread. */
+static void refuse_threads(void) {
+    unsigned long pages = 0;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    REQUIRE(sizes && fscanf(sizes, "%lu", &pages) == 1);
+    fclose(sizes);
+    const rlim_t bytes = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + 1000000;
+    REQUIRE(!setrlimit(RLIMIT_AS, &(struct rlimit){bytes, bytes}));
+}
+
+static void check_refused(void) {
+    struct count count = {.threads = 0};
+    refuse_threads();
+    pool_set_threads(7, 7);
+    pool_share(take_ranges, &count, 100, false);
+    for (int item = 0; item < 100; item++) REQUIRE(count.seen[item] == 1);
+    pool_run(count_calls, &count);
+    REQUIRE(count.threads == 1 && pool_threads() == 1);
 }
 
 static void check_scratch(void) {
@@ -86,6 +115,7 @@ static void check_after_sleep(void) {
 }
 
 int main(void) {
+    check_in_child(check_refused); /* the first: the stacks of threads that ended are used again */
     check_regions(1, 100);
     check_regions(2, 500);
     check_regions(3, 200);
