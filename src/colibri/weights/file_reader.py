@@ -31,7 +31,7 @@ def identity_of(descriptor: int) -> Identity:
 
 def changed(path: Path) -> FileError:
     """What a read says of a file that is not what it was."""
-    return FileError(f"{path}: is not what was read first; it was changed or replaced while in use; load the model again")
+    return FileError(f"{path}: is not what was read first; it was changed or replaced while in use; load it again")
 
 
 def open_regular(path: Path) -> int:
