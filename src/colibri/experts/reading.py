@@ -46,8 +46,9 @@ class ExpertFile:
         self._cache = PageCache(self.buffered, self.identity[2])
 
     def _open_direct(self) -> bool:
+        """The same file, also when the path leads to another by now."""
         try:
-            self.direct_descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            self.direct_descriptor = os.open(f"/proc/self/fd/{self.buffered}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError as error:
             self.refuse_direct(error)
             return False

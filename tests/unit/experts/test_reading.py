@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from colibri.experts.reading import ALIGNMENT, HUGE_PAGE, PIECE, STRIPE, ExpertReader, staging_bytes
+from colibri.experts import reading
+from colibri.experts.reading import ALIGNMENT, HUGE_PAGE, PIECE, STRIPE, ExpertFile, ExpertReader, staging_bytes
 from colibri.weights.block_types import row_bytes
 from colibri.weights.tensor_info import Expert, TensorInfo
 
@@ -40,3 +42,19 @@ def test_buffers_are_huge_pages_unless_small() -> None:
     assert staging_of(part("Q4_0", 96, 64), part("Q4_0", 64, 96)) < HUGE_PAGE // 4
     for rows, k in ((1024, 2048), (14336, 4096), (48, 1 << 20)):
         assert staging_of(part("Q4_0", rows, k), part("Q4_0", rows, k)) % HUGE_PAGE == 0
+
+
+def test_direct_reads_are_of_the_file_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, open_regular = tmp_path / "m.gguf", reading.open_regular
+
+    def replaced_meanwhile(path: Path) -> int:
+        descriptor = open_regular(path)
+        path.unlink()
+        path.write_bytes(b"other")
+        return descriptor
+
+    monkeypatch.setattr(reading, "open_regular", replaced_meanwhile)
+    path.write_bytes(b"first")
+    file = ExpertFile(path)
+    assert file.direct
+    assert os.path.sameopenfile(file.buffered, file.direct_descriptor)
