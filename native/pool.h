@@ -3,6 +3,7 @@
 #define COLIBRI_POOL_H
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +23,12 @@ void pool_unlock(void);
 /* Scratch of the region in progress: 64-byte aligned, grows and is kept, valid until pool_unlock or the next
  * pool_scratch. Call once a region with the sum of what it needs. NULL when there is no memory. */
 void *pool_scratch(size_t bytes);
+/* The next `bytes` of it, in lines of their own; `scratch` moves on. */
+static inline void *take_scratch(uint8_t **scratch, size_t bytes) {
+    void *taken = *scratch;
+    *scratch += (bytes + 63) / 64 * 64;
+    return taken;
+}
 
 /* Calls function(context, thread, threads) once for every thread 0..threads-1; the caller is thread 0. */
 void pool_run(pool_function *function, void *context);

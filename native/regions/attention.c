@@ -325,12 +325,6 @@ static int64_t products(const struct job *job) {
     return sum * job->cache->kv_heads * ATTENTION_SPLIT * (job->cache->key_dim + job->cache->value_dim);
 }
 
-static void *take(uint8_t **scratch, size_t bytes) {
-    void *at = *scratch;
-    *scratch += (bytes + 63) / 64 * 64;
-    return at;
-}
-
 /* Lays the job out in the pool's scratch: strips first, for the other sizes follow from them. */
 static bool lay_out(struct job *job, int threads) {
     const int strips = count_strips(job->batch, job->group), tasks = strips * job->cache->kv_heads;
@@ -348,11 +342,11 @@ static bool lay_out(struct job *job, int threads) {
     const size_t floats = (size_t)job->units * job->part_floats + (size_t)threads * job->thread_floats;
     scratch = pool_scratch(lists + floats * sizeof(float));
     if (!scratch) return false;
-    job->strips = take(&scratch, (size_t)strips * sizeof(struct strip));
-    job->first_unit = take(&scratch, ((size_t)tasks + 1) * sizeof(int));
-    job->left = take(&scratch, (size_t)tasks * sizeof(int));
-    job->parts = take(&scratch, (size_t)job->units * job->part_floats * sizeof(float));
-    job->thread_scratch = take(&scratch, 0);
+    job->strips = take_scratch(&scratch, (size_t)strips * sizeof(struct strip));
+    job->first_unit = take_scratch(&scratch, ((size_t)tasks + 1) * sizeof(int));
+    job->left = take_scratch(&scratch, (size_t)tasks * sizeof(int));
+    job->parts = take_scratch(&scratch, (size_t)job->units * job->part_floats * sizeof(float));
+    job->thread_scratch = take_scratch(&scratch, 0);
     job->strip_count = 0;
     make_strips(job); /* again: scratch that grows does not keep what it held */
     if (job->units) number_units(job);

@@ -200,29 +200,22 @@ static void run(struct moe *m) {
 
 /* ---- scratch ---- */
 
-/* The next `bytes` of scratch. */
-static void *take(uint8_t **scratch, size_t bytes) {
-    uint8_t *taken = *scratch;
-    *scratch += (bytes + 63) / 64 * 64;
-    return taken;
-}
-
 /* Places everything from `scratch` on, for as many pairs as there can be; returns the bytes it takes. */
 static size_t place(struct moe *m, struct plan *plan, int experts, uint8_t *scratch) {
     uint8_t *begin = scratch;
     size_t n = (size_t)m->x.n, pairs = n * (size_t)m->k, all = (size_t)experts;
     size_t shares = (all < pairs ? all : pairs) + pairs / REGION_COLUMNS;
-    plan->counts = take(&scratch, all * sizeof(int32_t));
-    plan->order = take(&scratch, all * sizeof(int32_t));
-    plan->first = take(&scratch, all * sizeof(int32_t));
-    plan->wanted = take(&scratch, all);
-    plan->needed = take(&scratch, n);
-    m->pairs = take(&scratch, pairs * sizeof(int32_t));
-    m->shares = take(&scratch, shares * sizeof(struct share));
-    m->left = take(&scratch, shares * (size_t)round_up_to(m->intermediate, BLOCK_ROWS) * sizeof(atomic_int));
-    m->h = take(&scratch, pairs * m->h_pitch * sizeof(float));
-    m->h_in = take(&scratch, pairs * m->h_stride);
-    m->x_in = take(&scratch, operand_bytes(&m->x));
+    plan->counts = take_scratch(&scratch, all * sizeof(int32_t));
+    plan->order = take_scratch(&scratch, all * sizeof(int32_t));
+    plan->first = take_scratch(&scratch, all * sizeof(int32_t));
+    plan->wanted = take_scratch(&scratch, all);
+    plan->needed = take_scratch(&scratch, n);
+    m->pairs = take_scratch(&scratch, pairs * sizeof(int32_t));
+    m->shares = take_scratch(&scratch, shares * sizeof(struct share));
+    m->left = take_scratch(&scratch, shares * (size_t)round_up_to(m->intermediate, BLOCK_ROWS) * sizeof(atomic_int));
+    m->h = take_scratch(&scratch, pairs * m->h_pitch * sizeof(float));
+    m->h_in = take_scratch(&scratch, pairs * m->h_stride);
+    m->x_in = take_scratch(&scratch, operand_bytes(&m->x));
     return (size_t)(scratch - begin);
 }
 

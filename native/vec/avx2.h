@@ -18,7 +18,6 @@ BINARY(vf_mul, vf, _mm256_mul_ps)
 BINARY(vf_div, vf, _mm256_div_ps)
 BINARY(vf_max, vf, _mm256_max_ps)
 BINARY(vf_min, vf, _mm256_min_ps)
-VEC vf vf_sqrt(vf x) { return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 VEC vf vf_abs(vf x) {
     __m256 sign = _mm256_set1_ps(-0.0f);
     return (vf){_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};

@@ -13,7 +13,6 @@ VEC vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 VEC vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 VEC vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 VEC vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-VEC vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 VEC vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 VEC vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 VEC vf vf_abs(vf a) { return _mm512_abs_ps(a); }

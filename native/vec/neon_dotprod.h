@@ -25,7 +25,6 @@ BINARY(vf_mul, vf, vmulq_f32)
 BINARY(vf_div, vf, vdivq_f32)
 BINARY(vf_max, vf, vec_max)
 BINARY(vf_min, vf, vec_min)
-UNARY(vf_sqrt, vf, vf, vsqrtq_f32)
 UNARY(vf_abs, vf, vf, vabsq_f32)
 VEC vf vf_fma(vf x, vf y, vf z) { return EACH(vf, ACCUMULATE, vfmaq_f32, z, x, y); }
 #define LESS(part, p, q, x, y) vbslq_f32(vcltq_f32(p.part, q.part), x.part, y.part)

@@ -15,7 +15,6 @@ VEC vf vf_add(vf a, vf b) { LANES a.lane[i] += b.lane[i]; return a; }
 VEC vf vf_sub(vf a, vf b) { LANES a.lane[i] -= b.lane[i]; return a; }
 VEC vf vf_mul(vf a, vf b) { LANES a.lane[i] *= b.lane[i]; return a; }
 VEC vf vf_div(vf a, vf b) { LANES a.lane[i] /= b.lane[i]; return a; }
-VEC vf vf_sqrt(vf a) { LANES a.lane[i] = sqrtf(a.lane[i]); return a; }
 /* b where the comparison is false, so a NaN in b is kept and one in a is not. */
 VEC vf vf_max(vf a, vf b) { LANES a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
 VEC vf vf_min(vf a, vf b) { LANES a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
