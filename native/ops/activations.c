@@ -21,10 +21,10 @@ static void quantize_q256(void *out, const float *x, int n) {
         vf inverse;
         block->scale = block_scale(x + i, 256, &inverse);
         for (int j = 0; j < 16; j += 2) {
-            int first = vi_sum(quantize_16(block->q + 16 * j, x + i + 16 * j, inverse));
-            int second = vi_sum(quantize_16(block->q + 16 * j + 16, x + i + 16 * j + 16, inverse));
-            block->minus_32_sum[j] = (int32_t)(-32u * (unsigned)first);
-            block->minus_32_sum[j + 1] = (int32_t)(-32u * (unsigned)second);
+            const unsigned first = (unsigned)vi_sum(quantize_16(block->q + 16 * j, x + i + 16 * j, inverse));
+            const unsigned second = (unsigned)vi_sum(quantize_16(block->q + 16 * j + 16, x + i + 16 * j + 16, inverse));
+            block->minus_32_sum[j] = (int32_t)(-32u * first);
+            block->minus_32_sum[j + 1] = (int32_t)(-32u * second);
             block->sums[place[j / 2]] = (int16_t)(first + second);
         }
     }

@@ -227,8 +227,9 @@ INLINE void search_super(struct group *g, const float *w, float top, struct scal
     }
     for (int block = 0; block < 2; block++) {
         float scale = 0, min = 0;
-        for (int l = block * 8; l < block * 8 + 8; l++) {
-            scale = fmaxf(scale, s->scale[l]), min = fmaxf(min, -offset[l]);
+        for (int l = block * 8; l < block * 8 + 8; l++) { /* not fmaxf, which of 0 and -0 gives any */
+            scale = s->scale[l] > scale ? s->scale[l] : scale;
+            min = -offset[l] > min ? -offset[l] : min;
         }
         s->d[block] = as_half(scale / 63), s->dmin[block] = as_half(min / 63);
     }
