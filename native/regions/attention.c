@@ -21,8 +21,10 @@ struct job {
     float *out;
     int group, stride; /* query heads of a kv head; value_dim rounded up to 16 */
     bool store_first;  /* before the first task */
-    struct strip *strips;
-    int strip_count, tasks, units; /* units: 0 when tasks are not split */
+    struct strip *strips; /* NULL while they are only counted */
+    int strip_count, most_rows, blocks; /* blocks of all strips */
+    int64_t row_blocks;                 /* each row against its strip's blocks */
+    int tasks, units;                   /* units: 0 when tasks are not split */
     size_t part_floats;            /* rows * (stride + 2): values, maxima, sums */
     float *parts;                  /* (units, part_floats) */
     int *first_unit;               /* (tasks + 1) */
@@ -65,20 +67,20 @@ static int first_key(const struct job *job, int position) {
 
 static void add_strip(struct job *job, int token, int from, int rows) {
     const int start = job->batch->position[token];
-    const int first = first_key(job, start + from / job->group), last = start + (from + rows - 1) / job->group;
-    const int block = first / ATTENTION_SPLIT;
-    job->strips[job->strip_count++] = (struct strip){token, from, rows, block, last / ATTENTION_SPLIT - block + 1};
-}
-
-static int count_strips(const struct batch *batch, int group) {
-    int count = 0;
-    for (int g = 0; g < batch->groups; g++)
-        count += ((batch->group_first[g + 1] - batch->group_first[g]) * group + STRIP - 1) / STRIP;
-    return count;
+    const int first = first_key(job, start + from / job->group) / ATTENTION_SPLIT;
+    const int last = (start + (from + rows - 1) / job->group) / ATTENTION_SPLIT;
+    const struct strip strip = {token, from, rows, first, last - first + 1};
+    if (job->strips) job->strips[job->strip_count] = strip;
+    job->strip_count++;
+    job->blocks += strip.blocks;
+    job->row_blocks += (int64_t)rows * strip.blocks;
+    if (rows > job->most_rows) job->most_rows = rows;
 }
 
 static void make_strips(struct job *job) {
     const struct batch *b = job->batch;
+    job->strip_count = job->most_rows = job->blocks = 0;
+    job->row_blocks = 0;
     for (int g = 0; g < b->groups; g++) {
         const int rows = (b->group_first[g + 1] - b->group_first[g]) * job->group;
         for (int from = 0; from < rows; from += STRIP)
@@ -305,9 +307,7 @@ static void do_units(void *context, int thread, int threads) {
 
 /* Units of all tasks, 0 when there are tasks enough without. */
 static int count_units(const struct job *job, int threads) {
-    int blocks = 0;
-    for (int s = 0; s < job->strip_count; s++) blocks += job->strips[s].blocks;
-    const int units = blocks * job->cache->kv_heads;
+    const int units = job->blocks * job->cache->kv_heads;
     return threads > 1 && job->tasks < TASKS_A_THREAD * threads && units > job->tasks ? units : 0;
 }
 
@@ -320,35 +320,30 @@ static void number_units(struct job *job) {
 }
 
 static int64_t products(const struct job *job) {
-    int64_t sum = 0;
-    for (int s = 0; s < job->strip_count; s++) sum += (int64_t)job->strips[s].rows * job->strips[s].blocks;
-    return sum * job->cache->kv_heads * ATTENTION_SPLIT * (job->cache->key_dim + job->cache->value_dim);
+    return job->row_blocks * job->cache->kv_heads * ATTENTION_SPLIT * (job->cache->key_dim + job->cache->value_dim);
 }
 
-/* Lays the job out in the pool's scratch: strips first, for the other sizes follow from them. */
-static bool lay_out(struct job *job, int threads) {
-    const int strips = count_strips(job->batch, job->group), tasks = strips * job->cache->kv_heads;
-    const size_t lists = (size_t)strips * sizeof(struct strip) + (size_t)tasks * 2 * sizeof(int) + 512;
-    uint8_t *scratch = pool_scratch(lists);
-    if (!scratch) return false;
-    job->strips = (struct strip *)scratch;
-    make_strips(job);
-    job->tasks = tasks;
-    job->units = count_units(job, threads);
-    int most_rows = 0;
-    for (int s = 0; s < strips; s++) most_rows = job->strips[s].rows > most_rows ? job->strips[s].rows : most_rows;
-    job->part_floats = ((size_t)most_rows * (size_t)(job->stride + 2) + 15) / 16 * 16;
-    job->thread_floats = workspace_floats(job);
-    const size_t floats = (size_t)job->units * job->part_floats + (size_t)threads * job->thread_floats;
-    scratch = pool_scratch(lists + floats * sizeof(float));
-    if (!scratch) return false;
-    job->strips = take_scratch(&scratch, (size_t)strips * sizeof(struct strip));
-    job->first_unit = take_scratch(&scratch, ((size_t)tasks + 1) * sizeof(int));
-    job->left = take_scratch(&scratch, (size_t)tasks * sizeof(int));
+/* Places everything from `scratch` on; returns the bytes it takes. */
+static size_t place(struct job *job, int threads, uint8_t *scratch) {
+    uint8_t *begin = scratch;
+    job->strips = take_scratch(&scratch, (size_t)job->strip_count * sizeof(struct strip));
+    job->first_unit = take_scratch(&scratch, ((size_t)job->tasks + 1) * sizeof(int));
+    job->left = take_scratch(&scratch, (size_t)job->tasks * sizeof(int));
     job->parts = take_scratch(&scratch, (size_t)job->units * job->part_floats * sizeof(float));
-    job->thread_scratch = take_scratch(&scratch, 0);
-    job->strip_count = 0;
-    make_strips(job); /* again: scratch that grows does not keep what it held */
+    job->thread_scratch = take_scratch(&scratch, (size_t)threads * job->thread_floats * sizeof(float));
+    return (size_t)(scratch - begin);
+}
+
+static bool lay_out(struct job *job, int threads) {
+    make_strips(job);
+    job->tasks = job->strip_count * job->cache->kv_heads;
+    job->units = count_units(job, threads);
+    job->part_floats = ((size_t)job->most_rows * (size_t)(job->stride + 2) + 15) / 16 * 16;
+    job->thread_floats = workspace_floats(job);
+    uint8_t *scratch = pool_scratch(place(job, threads, NULL));
+    if (!scratch) return false;
+    place(job, threads, scratch);
+    make_strips(job);
     if (job->units) number_units(job);
     return true;
 }
