@@ -194,7 +194,10 @@ def test_a_grammar_holds(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("grammar", "reason"),
-    [("start: start", "no text matches it"), ("start: " + " | ".join(f'"{i}"' for i in range(1, 20_001)), "20001 items")],
+    [
+        ("start: start", "no text matches it"),
+        ("start: " + " | ".join(f'"{i}"' for i in range(1, 20_001)), "20001 items"),
+    ],
 )
 def test_a_grammar_that_cannot_be_followed_says_why(server: Server, grammar: str, reason: str) -> None:
     answer = server.post("/v1/completions", {"prompt": "a", "grammar": grammar})
