@@ -28,9 +28,9 @@ from colibri.weights.tensor_info import TensorInfo
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 16
-MAXSTRINGS: Final = 1 << 22
-MAXARRAYS: Final = 1 << 14
-MAXSTRING_BYTES: Final = 16 << 20
+MAX_STRINGS: Final = 1 << 22
+MAX_ARRAYS: Final = 1 << 14
+MAX_STRING_BYTES: Final = 16 << 20
 MAX_NAME_BYTES: Final = 1024
 MAX_SHARDS: Final = 4096
 
@@ -157,8 +157,8 @@ class _Header:
         self._descriptor = descriptor
         self._data = bytearray()
         self._at = 0
-        self._strings_left = MAXSTRINGS
-        self._arrays_left = MAXARRAYS
+        self._strings_left = MAX_STRINGS
+        self._arrays_left = MAX_ARRAYS
 
     def parse(self) -> GGUFFile:
         magic = bytes(self._take(min(4, self.size), "magic"))
@@ -224,7 +224,7 @@ class _Header:
             )
         return count
 
-    def _string(self, what: str, limit: int = MAXSTRING_BYTES) -> bytes:
+    def _string(self, what: str, limit: int = MAX_STRING_BYTES) -> bytes:
         return bytes(self._take(self._count(f"length of {what}", limit, 1), what))
 
     def _name(self, what: str) -> str:
