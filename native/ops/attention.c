@@ -24,21 +24,13 @@ static void key_tile_f16(uint16_t *keys, const float *k, size_t step) {
     }
 }
 
-static void key_f16(uint16_t *keys, const float *k, int dim) {
+/* One vector, whose numbers lie `step` apart, a constant where it is inlined. */
+VEC void vector_f16(uint16_t *out, const int step, const float *x, int dim) {
     uint16_t half[16];
     for (int d = 0; d < dim; d += 16) {
         const int n = dim - d < 16 ? dim - d : 16;
-        vf_to_f16(half, vf_load_first(k + d, n));
-        for (int i = 0; i < n; i++) keys[(d + i) * 16] = half[i];
-    }
-}
-
-static void value_f16(uint16_t *values, const float *v, int dim) {
-    uint16_t half[16];
-    for (int d = 0; d < dim; d += 16) {
-        const int n = dim - d < 16 ? dim - d : 16;
-        vf_to_f16(half, vf_load_first(v + d, n));
-        memcpy(values + d, half, (size_t)n * 2);
+        vf_to_f16(half, vf_load_first(x + d, n));
+        for (int i = 0; i < n; i++) out[(d + i) * step] = half[i];
     }
 }
 
@@ -47,9 +39,9 @@ static void append_f16(void *keys, void *values, const struct kv_rows *rows, int
     if (rows->n == 16 && key_dim % 16 == 0)
         for (int d = 0; d < key_dim; d += 16) key_tile_f16(key + d * 16, rows->k + d, rows->k_step);
     else
-        for (int i = 0; i < rows->n; i++) key_f16(key + i, rows->k + (size_t)i * rows->k_step, key_dim);
+        for (int i = 0; i < rows->n; i++) vector_f16(key + i, 16, rows->k + (size_t)i * rows->k_step, key_dim);
     for (int i = 0; i < rows->n; i++)
-        value_f16((uint16_t *)values + (rows->slot + i) * value_dim, rows->v + (size_t)i * rows->v_step, value_dim);
+        vector_f16((uint16_t *)values + (rows->slot + i) * value_dim, 1, rows->v + (size_t)i * rows->v_step, value_dim);
 }
 
 /* One vector; its numbers, and its scales, lie `step` apart. */

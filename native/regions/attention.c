@@ -21,14 +21,14 @@ struct job {
     float *out;
     int group, stride; /* query heads of a kv head; value_dim rounded up to 16 */
     bool store_first;  /* before the first task */
-    struct strip *strips; /* NULL while they are only counted */
+    struct strip *strips;               /* NULL while they are only counted */
     int strip_count, most_rows, blocks; /* blocks of all strips */
     int64_t row_blocks;                 /* each row against its strip's blocks */
     int tasks, units;                   /* units: 0 when tasks are not split */
-    size_t part_floats;            /* rows * (stride + 2): values, maxima, sums */
-    float *parts;                  /* (units, part_floats) */
-    int *first_unit;               /* (tasks + 1) */
-    atomic_int *left;              /* (tasks) units not yet done */
+    size_t part_floats;                 /* rows * (stride + 2): values, maxima, sums */
+    float *parts;                       /* (units, part_floats) */
+    int *first_unit;                    /* (tasks + 1) */
+    atomic_int *left;                   /* (tasks) units not yet done */
     float *thread_scratch;
     size_t thread_floats;
 };

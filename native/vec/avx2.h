@@ -62,7 +62,6 @@ VEC vi vi_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(
 VEC vi vi_zero(void) { return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 BINARY(vi_add, vi, _mm256_add_epi32)
 BINARY(vi_sub, vi, _mm256_sub_epi32)
-BINARY(vi_mul, vi, _mm256_mullo_epi32)
 BINARY(vi_and, vi, _mm256_and_si256)
 BINARY(vi_or, vi, _mm256_or_si256)
 SHIFT(vi_shl, vi, _mm256_slli_epi32)
@@ -86,7 +85,6 @@ VEC int32_t vi_sum(vi x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 VEC vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
-VEC vi vi_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 VEC vi vi_madd16(vi acc, vi x, vi y) {
     return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
 }

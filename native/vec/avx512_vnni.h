@@ -48,7 +48,6 @@ VEC vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 VEC vi vi_zero(void) { return _mm512_setzero_si512(); }
 VEC vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
-VEC vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 VEC vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 VEC vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 VEC vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
@@ -66,7 +65,6 @@ VEC int32_t vi_sum(vi a) { /* wraps, which the compiler's own reduction leaves u
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 VEC vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
-VEC vi vi_bits(vf a) { return _mm512_castps_si512(a); }
 VEC vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
 /* bytes */

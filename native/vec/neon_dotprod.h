@@ -58,7 +58,6 @@ VEC int32x4_t vec_shr(int32x4_t x, int32x4_t n) { return vreinterpretq_s32_u32(v
 VEC int32x4_t vec_sar(int32x4_t x, int32x4_t n) { return vshlq_s32(x, vnegq_s32(n)); }
 BINARY(vi_add, vi, vaddq_s32)
 BINARY(vi_sub, vi, vsubq_s32)
-BINARY(vi_mul, vi, vmulq_s32)
 BINARY(vi_and, vi, vandq_s32)
 BINARY(vi_or, vi, vorrq_s32)
 VEC vi vi_shl(vi x, int n) { return EACH(vi, OF_TWO, vshlq_s32, x, vi_set1(n)); }
@@ -86,7 +85,6 @@ VEC int32x4_t vec_round(float32x4_t x) {
 UNARY(vf_from_vi, vf, vi, vcvtq_f32_s32)
 UNARY(vi_from_vf, vi, vf, vec_round)
 UNARY(vf_bits, vf, vi, vreinterpretq_f32_s32)
-UNARY(vi_bits, vi, vf, vreinterpretq_s32_f32)
 VEC int32_t vi_sum(vi x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
 VEC int32x4_t vec_madd16(int32x4_t acc, int32x4_t x, int32x4_t y) {
     int16x8_t p = vreinterpretq_s16_s32(x), q = vreinterpretq_s16_s32(y);

@@ -75,7 +75,6 @@ VEC vi vi_set1(int32_t x) { vi r; LANES r.lane[i] = x; return r; }
 VEC vi vi_zero(void) { return vi_set1(0); }
 VEC vi vi_add(vi a, vi b) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] + (uint32_t)b.lane[i]); return a; }
 VEC vi vi_sub(vi a, vi b) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] - (uint32_t)b.lane[i]); return a; }
-VEC vi vi_mul(vi a, vi b) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] * (uint32_t)b.lane[i]); return a; }
 VEC vi vi_and(vi a, vi b) { LANES a.lane[i] &= b.lane[i]; return a; }
 VEC vi vi_or(vi a, vi b) { LANES a.lane[i] |= b.lane[i]; return a; }
 VEC vi vi_shl(vi a, int n) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] << n); return a; }
@@ -93,7 +92,6 @@ VEC vi vi_from_vf(vf a) {
 }
 VEC int32_t vi_sum(vi a) { uint32_t sum = 0; LANES sum += (uint32_t)a.lane[i]; return (int32_t)sum; }
 VEC vf vf_bits(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
-VEC vi vi_bits(vf a) { vi r; memcpy(&r, &a, sizeof r); return r; }
 /* Lanes as pairs of int16: acc + a.low * b.low + a.high * b.high */
 VEC vi vi_madd16(vi acc, vi a, vi b) {
     LANES acc.lane[i] += (int16_t)a.lane[i] * (int16_t)b.lane[i] + (a.lane[i] >> 16) * (b.lane[i] >> 16);
