@@ -17,8 +17,7 @@ from torch_files import permuted, save_old, write_zip
 
 from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.tokenizer_export import tokenizer_metadata
-from colibri.conversion.torch_file import read_file as read_torch
-from colibri.conversion.torch_file import read_state
+from colibri.conversion.torch_file import read_file as read_torch, read_state
 from colibri.errors import ColibriError
 from colibri.models.registry import model_config
 from colibri.text import load_tokenizer, render_chat

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from colibri.text import Tokenizer as LoadedTokenizer
-from colibri.text import load_tokenizer
+from colibri.text import Tokenizer as LoadedTokenizer, load_tokenizer
 from colibri.weights.metadata import Metadata
 
 # The patterns as the models' own tokenizer.json files have them.

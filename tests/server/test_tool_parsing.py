@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from colibri.server.chat_text import ChatText
 from colibri.server.reasoning import ReasoningSplitter, opens_thinking, thinks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from colibri.cache.prefix import LEAST_COPIED, SIZE, SharedCache
 from colibri.config import ModelConfig, RopeConfig

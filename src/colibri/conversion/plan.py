@@ -12,8 +12,7 @@ import numpy.typing as npt
 from colibri.conversion.checksums import is_merged_experts
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.mixes import Context, Mix, tensor_type
-from colibri.conversion.rope_factors import NAME as ROPE_TABLE
-from colibri.conversion.rope_factors import rope_factors, without_scaling
+from colibri.conversion.rope_factors import NAME as ROPE_TABLE, rope_factors, without_scaling
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import INTERLEAVED, Checkpoint

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence as Sized
+from collections.abc import Callable, Sequence as Sized
 
 import numpy as np
 from numpy.typing import NDArray

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from colibri.config import ModelConfig, SamplingParams, check_path
 from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
-from colibri.engine.sequence import Constraint, PromptWatcher
-from colibri.engine.sequence import Sequence as Running
+from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
 from colibri.engine.statistics import describe_model
 from colibri.errors import ArgumentError, ContextFullError, FileError
 from colibri.experts.plan import Plan

@@ -15,80 +15,30 @@ from colibri.machine import cpus
 from . import _native
 from ._native import (
     KV_BLOCK as KV_BLOCK,
-)
-from ._native import (
     Batch as Batch,
-)
-from ._native import (
     ExpertTable as ExpertTable,
-)
-from ._native import (
     Memory as Memory,
-)
-from ._native import (
     Tensor as Tensor,
-)
-from ._native import (
     add as add,
-)
-from ._native import (
     attention as attention,
-)
-from ._native import (
     combine as combine,
-)
-from ._native import (
     dequantize as dequantize,
-)
-from ._native import (
     embed as embed,
-)
-from ._native import (
     embed_positions as embed_positions,
-)
-from ._native import (
     finite as finite,
-)
-from ._native import (
     isa as isa,
-)
-from ._native import (
     isas as isas,
-)
-from ._native import (
     matmul as matmul,
-)
-from ._native import (
     measure_dot as measure_dot,
-)
-from ._native import (
     measure_read as measure_read,
-)
-from ._native import (
     moe as moe,
-)
-from ._native import (
     norm as norm,
-)
-from ._native import (
     quantize as quantize,
-)
-from ._native import (
     router as router,
-)
-from ._native import (
     sample as sample,
-)
-from ._native import (
     tensor as tensor,
-)
-from ._native import (
     threads as threads,
-)
-from ._native import (
     tile as tile,
-)
-from ._native import (
     tiled_bytes as tiled_bytes,
 )
 

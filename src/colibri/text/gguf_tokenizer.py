@@ -12,8 +12,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
-from tokenizers import AddedToken, decoders, models, normalizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers
 
 from colibri.errors import FormatError, UnsupportedError
 from colibri.text import pretokenizers

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Tokenizer as Backend
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.text.pieces import Style, Vocabulary

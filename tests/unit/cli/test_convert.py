@@ -14,8 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import colibri.cli.perplexity as perplexity_command
 from colibri.cli import main
-from colibri.conversion.convert import Options
-from colibri.conversion.convert import convert as write
+from colibri.conversion.convert import Options, convert as write
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.errors import ColibriError
 from colibri.observe.perplexity import Perplexity

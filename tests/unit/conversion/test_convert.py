@@ -24,8 +24,7 @@ from checkpoint_files import (
     write_safetensors,
 )  # fmt: skip
 
-from colibri.conversion import convert as conversion
-from colibri.conversion import pieces
+from colibri.conversion import convert as conversion, pieces
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.gguf_writer import GGUFWriter

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from colibri.config import SamplingParams

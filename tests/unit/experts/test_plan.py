@@ -6,8 +6,7 @@ import re
 
 import pytest
 from expert_files import CHOSEN, EXPERTS, LAYERS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from colibri.errors import MemoryBudgetError
 from colibri.experts.plan import MIB, Needs, default_budget, divide, make_plan, slots_bytes

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizer_samples import QWEN2, TEXTS, load_metadata, train_byte_level
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Tokenizer as Backend, models, normalizers, pre_tokenizers
 
 from colibri.text import load_tokenizer
 from colibri.text.tokenizer import Tokenizer

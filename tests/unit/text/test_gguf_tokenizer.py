@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizer_samples import (
     DEEPSEEK_V3,
     GPT4O,

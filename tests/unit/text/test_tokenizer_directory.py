@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from tokenizer_samples import QWEN2, TEXTS, byte_level_metadata, load_metadata, train_byte_level
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
+from tokenizers import Regex, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers, processors
 
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.text import load_tokenizer

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_files import model_metadata, write_directory, write_model
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from colibri.errors import ColibriError
 from colibri.weights.checkpoint import open_checkpoint
