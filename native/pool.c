@@ -36,6 +36,7 @@ static struct {
     int threads; /* asked for; workers are threads - 1 */
     int started; /* workers that run */
     int cpus;
+    int caller_cpu; /* which the workers keep away from */
     bool oversubscribed;
     pthread_t worker[POOL_MAX_THREADS];
     pthread_mutex_t sleep_lock;
@@ -150,6 +151,19 @@ static void wake_sleepers(int wanted) {
     pthread_mutex_unlock(&pool.sleep_lock);
 }
 
+/* A worker that has slept wakes up where it was or where the caller is, and the system may leave both on one processor for
+ * many milliseconds while another idles. So the workers may run anywhere but where the caller does. */
+static void keep_away(void) {
+    const int cpu = sched_getcpu();
+    if (cpu == pool.caller_cpu || pool.oversubscribed) return;
+    pool.caller_cpu = cpu;
+    cpu_set_t allowed;
+    if (cpu < 0 || sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    CPU_CLR((size_t)cpu, &allowed);
+    if (!CPU_COUNT(&allowed)) return;
+    for (int i = 0; i < pool.started; i++) pthread_setaffinity_np(pool.worker[i], sizeof allowed, &allowed);
+}
+
 static void stop_workers(void) {
     atomic_store(&pool.stop, true);
     atomic_fetch_add(&pool.state, REGION);
@@ -167,6 +181,7 @@ static void start_workers(void) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     pool.first = region_number();
+    pool.caller_cpu = -1;
     while (pool.started < pool.threads - 1 &&
            !pthread_create(&pool.worker[pool.started], NULL, work, (void *)(intptr_t)(pool.started + 1)))
         pool.started++;
@@ -240,6 +255,7 @@ static void wait_for_all(unsigned joined) {
 }
 
 static void run_region(pool_function *function, void *context, bool everyone) {
+    keep_away();
     pool.function = function;
     pool.context = context;
     atomic_store_explicit(&pool.finished, 0, memory_order_relaxed);

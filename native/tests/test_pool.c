@@ -1,6 +1,10 @@
 /* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own, and
- * no item is lost when the system refuses threads. */
+ * no item is lost when the system refuses threads; workers keep away from the caller's processor. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -114,6 +118,34 @@ static void check_after_sleep(void) {
     for (int t = 0; t < 3; t++) REQUIRE(count.calls[t] == 20);
 }
 
+struct places { cpu_set_t allowed[2]; };
+
+static void where(void *context, int thread, int threads) {
+    (void)threads;
+    struct places *places = context;
+    REQUIRE(!sched_getaffinity(0, sizeof(cpu_set_t), &places->allowed[thread]));
+}
+
+/* Also after the caller has moved. Where it may not move, or moves while it looks, there is nothing to see. */
+static void check_places(void) {
+    struct places places;
+    cpu_set_t all, one;
+    REQUIRE(!sched_getaffinity(0, sizeof all, &all));
+    pool_set_threads(2, 2);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all)) continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        REQUIRE(!sched_setaffinity(0, sizeof one, &one) && !sched_setaffinity(0, sizeof all, &all));
+        const int before = sched_getcpu();
+        pool_run(where, &places);
+        if (before != sched_getcpu()) continue;
+        REQUIRE(CPU_EQUAL(&places.allowed[0], &all)); /* the caller is left alone */
+        REQUIRE(CPU_COUNT(&all) == 1 || !CPU_ISSET((size_t)before, &places.allowed[1]));
+        REQUIRE(CPU_COUNT(&all) == 1 || CPU_COUNT(&places.allowed[1]) == CPU_COUNT(&all) - 1);
+    }
+}
+
 int main(void) {
     check_in_child(check_refused); /* the first: the stacks of threads that ended are used again */
     check_regions(1, 100);
@@ -122,6 +154,7 @@ int main(void) {
     check_regions(7, 100);
     check_callers();
     check_after_sleep();
+    check_places();
     check_scratch();
     check_fork();
     return 0;
