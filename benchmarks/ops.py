@@ -34,14 +34,15 @@ def calls() -> dict[str, Callable[[], object]]:
     position, sequence, tables = np.array([3], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)]
     batch, angles = ops.Batch(position, sequence, tables), ops.tensor("F32", (16, 4))
     keys, values = ops.tensor("F16", (1, 1, 16, ops.KV_BLOCK)), ops.tensor("F16", (1, 1, ops.KV_BLOCK, 16))
+    norm, routing, rule = ops.Norm(weight, 1e-6), ops.Routing("softmax", True), ops.AttentionRule(angles, angles)
     return {
         "rows": lambda: row.rows(0, 1),
         "numpy": row.numpy,
         "add": lambda: ops.add(out, row),
-        "norm": lambda: ops.norm(out, row, weight, 1e-6),
-        "router": lambda: ops.router(ids, weights, logits, "softmax", True),
+        "norm": lambda: ops.norm(out, row, norm),
+        "router": lambda: ops.router(ids, weights, logits, routing),
         "Batch": lambda: ops.Batch(position, sequence, tables),
-        "attention": lambda: ops.attention(out, row, row, row, keys, values, batch, angles, angles),
+        "attention": lambda: ops.attention(out, row, row, row, keys, values, batch, rule),
         "matmul": lambda: ops.matmul((out,), row, (tiles,), True),
     }
 
@@ -51,7 +52,8 @@ def router(tokens: int, experts: int, chosen: int, score: str) -> Callable[[], o
     ids, weights = ops.tensor("I32", (tokens, chosen)), ops.tensor("F32", (tokens, chosen))
     logits = ops.tensor("F32", (tokens, experts))
     logits.numpy()[...] = np.random.default_rng(0).normal(0, 2, logits.shape)
-    return lambda: ops.router(ids, weights, logits, score, True)
+    routing = ops.Routing(score, True)
+    return lambda: ops.router(ids, weights, logits, routing)
 
 
 def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, threads: int, width: int) -> float:
@@ -67,11 +69,12 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
     q.numpy()[...] = np.random.default_rng(0).standard_normal(q.shape)
     positions = np.arange(context - tokens, context, dtype=np.int32)
     batch = ops.Batch(positions, np.zeros(tokens, np.int32), [np.arange(blocks, dtype=np.int32)])
+    rule = ops.AttentionRule(scale=dim**-0.5)
     clock = time.process_time if threads == 1 else time.perf_counter
     times = []
     for _ in range(4 if tokens > 1 else 20):
         start = clock()
-        ops.attention(out, q, k, k, keys, values, batch, None, None, dim**-0.5)
+        ops.attention(out, q, k, k, keys, values, batch, rule)
         times.append(clock() - start)
     return min(times)
 

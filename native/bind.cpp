@@ -3,6 +3,7 @@
 #include "bind/attention.h"
 #include "bind/experts.h"
 #include "bind/machine.h"
+#include "bind/norm.h"
 #include "bind/rows.h"
 #include "bind/tensors.h"
 #include "bind/weights.h"
@@ -12,6 +13,7 @@ using namespace colibri;
 NB_MODULE(_native, m) {
     bind_machine(m);
     bind_tensor(m);
+    bind_norm(m);
     bind_weights(m);
     bind_attention(m);
     bind_rows(m);

@@ -1,7 +1,7 @@
 /* The rows of one step, the cache and attention. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_ATTENTION_H
 #define COLIBRI_BIND_ATTENTION_H
-#include "bind/common.h"
+#include "bind/norm.h"
 
 namespace colibri {
 namespace {
@@ -68,16 +68,38 @@ void embed_positions(Tensor &out, const Tensor &table, const Batch &batch) {
     region_embed(rows, &weights, batch.position.data(), int(batch.position.size()));
 }
 
-/* Rope's tables of cosines and sines (positions, rotary / 2), whose rows the batch's positions need. */
-void set_rope(struct attention_input &in, const Tensor *cosine, const Tensor *sine, int key_dim, const Batch &batch) {
-    if (!cosine || !sine) return;
-    f32_of(*cosine, "cosine", -1, -1);
-    f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
-    if (2 * cosine->shape[1] > key_dim)
-        wrong("cosine", describe(*cosine), text("at most ", key_dim / 2, " columns"));
-    if (batch.last_position >= cosine->shape[0])
-        wrong("batch", text("position ", batch.last_position), text("below ", cosine->shape[0], ", the rows of cosine"));
-    in.cosine = cosine->f32(), in.sine = sine->f32(), in.rotary = int(2 * cosine->shape[1]);
+/* What is the same in every step of a layer. Norms are of a row or of each head of it; after them all is clipped; then
+ * rope's tables of cosines and sines (positions, rotary / 2). */
+struct AttentionRule {
+    std::optional<Tensor> cosine, sine, sinks;
+    std::optional<Norm> q_norm, k_norm;
+    std::optional<float> clip;
+    float scale;
+    int window;
+
+    AttentionRule(const Tensor *cosine, const Tensor *sine, float scale, int window, const Tensor *sinks,
+                  const Norm *q_norm, const Norm *k_norm, std::optional<float> clip)
+        : clip(clip), scale(scale), window(window) {
+        if (window < 0) wrong("window", text(window), "0 (no window) or more");
+        if (cosine && sine) {
+            f32_of(*cosine, "cosine", -1, -1);
+            f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
+            this->cosine = *cosine, this->sine = *sine;
+        }
+        if (sinks) f32_of(*sinks, "sinks", -1), this->sinks = *sinks;
+        if (q_norm) this->q_norm = *q_norm;
+        if (k_norm) this->k_norm = *k_norm;
+    }
+};
+
+void set_rope(struct attention_input &in, const AttentionRule &rule, int key_dim, const Batch &batch) {
+    if (!rule.cosine) return;
+    const Tensor &cosine = *rule.cosine;
+    if (2 * cosine.shape[1] > key_dim)
+        wrong("cosine", describe(cosine), text("at most ", key_dim / 2, " columns"));
+    if (batch.last_position >= cosine.shape[0])
+        wrong("batch", text("position ", batch.last_position), text("below ", cosine.shape[0], ", the rows of cosine"));
+    in.cosine = cosine.f32(), in.sine = rule.sine->f32(), in.rotary = int(2 * cosine.shape[1]);
 }
 
 /* The dimensions of a head whose numbers and scales take so many bytes a token, in Q8_0. */
@@ -99,22 +121,33 @@ struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &bat
     return {keys.data, values.data, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
 }
 
-void attention(Tensor &out, Tensor &q, Tensor &k, const Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
-               const Tensor *cosine, const Tensor *sine, float scale, int window, const Tensor *sinks) {
+void check_norm(const std::optional<Norm> &norm, const char *name, int64_t width, int head_dim) {
+    if (norm && norm->dim() != width && norm->dim() != head_dim)
+        wrong(name, text(norm->dim(), " values"), text(width, " (all heads) or ", head_dim, " (one)"));
+}
+
+/* False, and nothing stored: q or k is not finite. */
+bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
+               const AttentionRule &rule) {
     const struct cache cache = cache_of(keys, values, batch);
     const int64_t n = int64_t(batch.position.size()), width = rows_of(q, "q", batch), heads = width / cache.key_dim;
     if (width % cache.key_dim || heads % cache.kv_heads || !heads)
         wrong("q", describe(q), text("rows of ", cache.key_dim, " times a multiple of ", cache.kv_heads, " heads"));
-    if (window < 0) wrong("window", text(window), "0 (no window) or more");
     struct attention_input in = {};
-    in.q = q.f32(), in.heads = int(heads), in.scale = scale, in.window = window;
+    in.q = q.f32(), in.heads = int(heads), in.scale = rule.scale, in.window = rule.window;
     in.k = f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
     in.v = f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
-    in.sinks = sinks ? f32_of(*sinks, "sinks", heads) : nullptr;
-    set_rope(in, cosine, sine, cache.key_dim, batch);
+    in.sinks = rule.sinks ? f32_of(*rule.sinks, "sinks", heads) : nullptr;
+    set_rope(in, rule, cache.key_dim, batch);
     f32_of(out, "out", n, heads * cache.value_dim);
+    check_norm(rule.q_norm, "q_norm", width, cache.key_dim);
+    check_norm(rule.k_norm, "k_norm", k.shape[1], cache.key_dim);
+    if ((rule.q_norm && !rule.q_norm->apply(q, q)) || (rule.k_norm && !rule.k_norm->apply(k, k))) return false;
+    if (rule.clip)
+        for (Tensor *t : {&q, &k, &v}) region_clip(t->f32(), t->values(), *rule.clip);
     const struct batch view = batch.view();
     check_region(unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); }));
+    return true;
 }
 
 void bind_attention(nb::module_ &m) {
@@ -122,8 +155,12 @@ void bind_attention(nb::module_ &m) {
         .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
         .def("__len__", [](const Batch &batch) { return batch.position.size(); });
     m.def("embed_positions", &embed_positions, "out"_a, "table"_a, "batch"_a);
-    m.def("attention", &attention, "out"_a, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "batch"_a, optional("cosine"),
-          optional("sine"), "scale"_a = 1.0f, "window"_a = 0, optional("sinks"));
+    nb::class_<AttentionRule>(m, "AttentionRule")
+        .def(nb::init<const Tensor *, const Tensor *, float, int, const Tensor *, const Norm *, const Norm *,
+                      std::optional<float>>(),
+             optional("cosine"), optional("sine"), "scale"_a = 1.0f, "window"_a = 0, optional("sinks"), optional("q_norm"),
+             optional("k_norm"), optional("clip"));
+    m.def("attention", &attention, "out"_a, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "batch"_a, "rule"_a);
     m.attr("KV_BLOCK") = KV_BLOCK;
 }
 

@@ -1,20 +1,11 @@
-/* Norm, sums, the router and the choice of tokens. Part of bind.cpp. */
+/* Sums, the router and the choice of tokens. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_ROWS_H
 #define COLIBRI_BIND_ROWS_H
-#include "bind/common.h"
+#include "bind/norm.h"
+#include "bind/weights.h"
 
 namespace colibri {
 namespace {
-
-bool norm(Tensor &out, const Tensor &x, const Tensor &weight, float eps, const Tensor *bias) {
-    expect_plain(x, "x");
-    const int64_t dim = weight.shape[0], values = x.values();
-    const float *scale = f32_of(weight, "weight", dim), *offset = bias ? f32_of(*bias, "bias", dim) : nullptr;
-    if (x.type != T_F32 || !dim || x.shape[x.dimensions - 1] != dim)
-        wrong("x", describe(x), text("F32 (..., ", dim, ")"));
-    if (out.type != T_F32 || out.tiled || out.values() != values) wrong("out", describe(out), describe(x));
-    return region_norm(out.f32(), x.f32(), scale, offset, int(values / dim), int(dim), eps);
-}
 
 void add(Tensor &out, const Tensor &x) {
     if (x.type != T_F32 || x.tiled) wrong("x", describe(x), "plain F32");
@@ -36,20 +27,41 @@ void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     region_combine(out.f32(), slots.f32(), weights.f32(), int(out.shape[0]), int(weights.shape[1]), int(out.shape[1]));
 }
 
-bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const std::string &score, bool renormalize,
-            const Tensor *bias, float scale) {
+/* How experts are chosen; `bias` moves the choice and not the weights. */
+struct Routing {
+    int score;
+    bool renormalize;
+    std::optional<Tensor> bias;
+    float scale;
+
+    Routing(const std::string &score, bool renormalize, const Tensor *bias, float scale)
+        : score(choice(score, "score", {"softmax", "sigmoid"})), renormalize(renormalize), scale(scale) {
+        if (bias) f32_of(*bias, "bias", -1), this->bias = *bias;
+    }
+};
+
+bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const Routing &rule) {
     f32_of(logits, "logits", -1, -1);
     const int64_t n = logits.shape[0], experts = logits.shape[1];
     f32_of(weights, "weights", n, -1);
     const int64_t k = weights.shape[1], shape[] = {n, k};
     if (k < 1 || k > experts) wrong("weights", describe(weights), text("1 to ", experts, " columns"));
     expect(ids, "ids", T_I32, shape);
-    const float *offset = bias ? f32_of(*bias, "bias", experts) : nullptr;
-    const int kind = choice(score, "score", {"softmax", "sigmoid"});
-    const struct routing routing = {int(experts), int(k), kind, renormalize, scale, offset};
+    const float *bias = rule.bias ? f32_of(*rule.bias, "bias", experts) : nullptr;
+    const struct routing routing = {int(experts), int(k), rule.score, rule.renormalize, rule.scale, bias};
     const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
     if (status != REGION_NOT_FINITE) check_region(status);
     return !status;
+}
+
+/* The norm of x, the gate's product and the choice. False: x or a logit is not finite. */
+bool route(Tensor &ids, Tensor &weights, Tensor &logits, Tensor &normed, const Tensor &x, const Norm &before,
+           const Tensor &gate, const Routing &rule) {
+    Products products(normed);
+    products.add(logits, gate, nullptr);
+    if (!norm(normed, x, before)) return false;
+    products.compute(true, false);  /* a choice between experts is worth float32 */
+    return router(ids, weights, logits, rule);
 }
 
 constexpr size_t SAMPLING_FIELDS = sizeof(struct sampling) / sizeof(double);
@@ -68,12 +80,14 @@ void sample(const Array<int32_t, 1> &tokens, const Array<double, 1> &norms, cons
 }
 
 void bind_rows(nb::module_ &m) {
-    m.def("norm", &norm, "out"_a, "x"_a, "weight"_a, "eps"_a, optional("bias"));
+    nb::class_<Routing>(m, "Routing")
+        .def(nb::init<const std::string &, bool, const Tensor *, float>(), "score"_a, "renormalize"_a, optional("bias"),
+             "scale"_a = 1.0f);
     m.def("add", &add, "out"_a, "x"_a);
     m.def("finite", &finite, "t"_a);
     m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
-    m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "score"_a, "renormalize"_a, optional("bias"),
-          "scale"_a = 1.0f);
+    m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "routing"_a);
+    m.def("route", &route, "ids"_a, "weights"_a, "logits"_a, "normed"_a, "x"_a, "norm"_a, "gate"_a, "routing"_a);
     m.def("sample", &sample, "tokens"_a.noconvert(), "norms"_a.noconvert(), "logits"_a.noconvert(),
           "settings"_a.noconvert());
 }

@@ -1,7 +1,8 @@
 /* Tiles, embedding, products and quantisers. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_WEIGHTS_H
 #define COLIBRI_BIND_WEIGHTS_H
-#include "bind/common.h"
+#include "bind/norm.h"
+#include "bind/tensors.h"
 
 namespace colibri {
 namespace {
@@ -57,28 +58,49 @@ const Tensor *element(const nb::tuple &items, size_t i, const char *name, bool o
     return nb::inst_ptr<Tensor>(item);
 }
 
+/* Several weights times one x, checked first and computed later. */
+struct Products {
+    const Tensor &x;
+    int count = 0;
+    struct matrix weights[MAX_WEIGHTS];
+    float *outs[MAX_WEIGHTS];
+    const float *biases[MAX_WEIGHTS];
+
+    explicit Products(const Tensor &x) : x(x) { f32_of(x, "x", -1, -1); }
+    Products(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, const std::optional<nb::tuple> &biases)
+        : Products(x) {
+        const size_t n = weights.size();
+        if (!n || n > MAX_WEIGHTS || outs.size() != n || (biases && biases->size() != n))
+            wrong("outs, weights, biases", text(outs.size(), ", ", n), "tuples of one length, 1 to 8");
+        for (size_t i = 0; i < n; i++)
+            add(*element(outs, i, "outs"), *element(weights, i, "weights"),
+                biases ? element(*biases, i, "biases", true) : nullptr);
+    }
+    void add(const Tensor &out, const Tensor &weight, const Tensor *bias) {
+        expect_tiled(weight, "weights", -1, x.shape[1]);
+        outs[count] = f32_of(out, "outs", x.shape[0], weight.shape[0]);
+        biases[count] = bias ? f32_of(*bias, "biases", weight.shape[0]) : nullptr;
+        weights[count++] = matrix_of(weight);
+    }
+    void compute(bool exact, bool accumulate) const {
+        check_region(unlocked([&] {
+            return region_matmul(outs, x.f32(), int(x.shape[0]), int(x.shape[1]), weights, biases, count, exact, accumulate);
+        }));
+    }
+};
+
 void matmul(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, bool exact, bool accumulate,
             const std::optional<nb::tuple> &biases) {
-    const size_t count = weights.size();
-    if (!count || count > MAX_WEIGHTS || outs.size() != count || (biases && biases->size() != count))
-        wrong("outs, weights, biases", text(outs.size(), ", ", count), "tuples of one length, 1 to 8");
-    f32_of(x, "x", -1, -1);
-    const int64_t n = x.shape[0], k = x.shape[1];
-    struct matrix matrices[MAX_WEIGHTS];
-    float *results[MAX_WEIGHTS];
-    const float *bias[MAX_WEIGHTS] = {};
-    for (size_t i = 0; i < count; i++) {
-        const Tensor &w = *element(weights, i, "weights"), &out = *element(outs, i, "outs");
-        expect_tiled(w, text("weights[", i, "]"), -1, k);
-        results[i] = f32_of(out, "outs", n, w.shape[0]);
-        const Tensor *b = biases ? element(*biases, i, "biases", true) : nullptr;
-        if (b) bias[i] = f32_of(*b, "biases", w.shape[0]);
-        matrices[i] = matrix_of(w);
-    }
-    check_region(unlocked([&] {
-        return region_matmul(results, x.f32(), int(n), int(k), matrices, biases ? bias : nullptr, int(count), exact,
-                             accumulate);
-    }));
+    Products(outs, x, weights, biases).compute(exact, accumulate);
+}
+
+/* normed = the norm of x; outs = its products. False, and no products: x is not finite. */
+bool norm_matmul(const nb::tuple &outs, Tensor &normed, const Tensor &x, const Norm &before, const nb::tuple &weights,
+                 bool exact, const std::optional<nb::tuple> &biases) {
+    const Products products(outs, normed, weights, biases);
+    if (!norm(normed, x, before)) return false;
+    products.compute(exact, false);
+    return true;
 }
 
 nb::object quantize(const std::string &name, const Array<const float, 2> &rows,
@@ -102,6 +124,8 @@ void bind_weights(nb::module_ &m) {
     m.def("dequantize", &dequantize, "t"_a);
     m.def("embed", &embed, "out"_a, "table"_a, "ids"_a);
     m.def("matmul", &matmul, "outs"_a, "x"_a, "weights"_a, "exact"_a = false, "accumulate"_a = false,
+          "biases"_a = nb::none());
+    m.def("norm_matmul", &norm_matmul, "outs"_a, "normed"_a, "x"_a, "norm"_a, "weights"_a, "exact"_a = false,
           "biases"_a = nb::none());
     m.def("quantize", &quantize, "type"_a, "rows"_a.noconvert(), "importance"_a.noconvert() = nb::none());
 }

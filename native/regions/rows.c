@@ -52,6 +52,23 @@ bool region_norm(float *out, const float *x, const float *weight, const float *b
     return over_rows(norm_rows, &job, n, dim);
 }
 
+struct clip_job { float *x; float limit; };
+
+static bool clip_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
+    const struct clip_job *job = context;
+    for (int i = first; i < last; i++)
+        job->x[i] = job->x[i] < -job->limit ? -job->limit : job->x[i] > job->limit ? job->limit : job->x[i];
+    return true;
+}
+
+void region_clip(float *x, int64_t n, float limit) {
+    for (int64_t done = 0; done < n; done += INT32_MAX / 2) {
+        const struct clip_job job = {x + done, limit};
+        over_rows(clip_rows, &job, (int)(n - done < INT32_MAX / 2 ? n - done : INT32_MAX / 2), 1);
+    }
+}
+
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
 
 static bool embed_rows(const void *context, int first, int last, int thread) {

@@ -52,8 +52,8 @@ class Case:
     def run(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
         q, k, v = (plain(np.stack([x[s][p].reshape(-1) for s, p in rows])) for x in (self.q, self.k, self.v))
         out = ops.tensor("F32", (len(rows), self.heads * self.value_dim))
-        ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), None, None, self.scale, window,
-                      None if sinks is None else plain(sinks))  # fmt: skip
+        rule = ops.AttentionRule(None, None, self.scale, window, None if sinks is None else plain(sinks))
+        assert ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), rule)
         return np.array(out.numpy())
 
     def expected(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
@@ -201,7 +201,8 @@ def test_rope(head_dim: int, rotary: int, positions: list[int]) -> None:
         turned, key = plain(q), plain(k)
         out = ops.tensor("F32", q.shape)
         batch = case.batch([(0, p) for p in positions])
-        ops.attention(out, turned, key, plain(v), case.keys, case.values, batch, plain(cosine), plain(sine))
+        rule = ops.AttentionRule(plain(cosine), plain(sine))
+        assert ops.attention(out, turned, key, plain(v), case.keys, case.values, batch, rule)
         stored = case.keys.numpy().reshape(2, 2, 16, head_dim, 16).swapaxes(3, 4).reshape(2, 2, 256, head_dim)
         stored = stored[case.tables[0][at // 256], :, at % 256].reshape(5, -1)
         assert (stored == key.numpy().astype(np.float16)).all()
@@ -216,26 +217,26 @@ def test_rope_beyond_the_table_is_refused() -> None:
     out, q, k, v = (ops.tensor("F32", (1, 8)) for _ in range(4))
     angles = ops.tensor("F32", (9, 4))
     with pytest.raises(ValueError, match="position 9, expected below 9"):
-        ops.attention(out, q, k, v, case.keys, case.values, case.batch([(0, 9)]), angles, angles)
+        ops.attention(out, q, k, v, case.keys, case.values, case.batch([(0, 9)]), ops.AttentionRule(angles, angles))
 
 
 def test_wrong_arguments_are_named() -> None:
     case = Case([3], 2, 1, 16)
     q, k, v, out = (ops.tensor("F32", (1, width)) for width in (32, 16, 16, 32))
-    batch, keys, values = case.batch([(0, 2)]), case.keys, case.values
+    batch, keys, values, rule = case.batch([(0, 2)]), case.keys, case.values, ops.AttentionRule()
     with pytest.raises(ValueError, match=r"q: found F32 \(1, 40\)"):
-        ops.attention(out, ops.tensor("F32", (1, 40)), k, v, keys, values, batch)
+        ops.attention(out, ops.tensor("F32", (1, 40)), k, v, keys, values, batch, rule)
     with pytest.raises(ValueError, match=r"k: found F32 \(1, 32\), expected F32 \(1, 16\)"):
-        ops.attention(out, q, q, v, keys, values, batch)
+        ops.attention(out, q, q, v, keys, values, batch, rule)
     with pytest.raises(ValueError, match=r"v: found F32 \(1, 32\), expected F32 \(1, 16\)"):
-        ops.attention(out, q, k, q, keys, values, batch)
+        ops.attention(out, q, k, q, keys, values, batch, rule)
     with pytest.raises(ValueError, match=r"out: found F32 \(2, 32\), expected F32 \(1, 32\)"):
-        ops.attention(ops.tensor("F32", (2, 32)), q, k, v, keys, values, batch)
+        ops.attention(ops.tensor("F32", (2, 32)), q, k, v, keys, values, batch, rule)
     with pytest.raises(ValueError, match="keys"):
-        ops.attention(out, q, k, v, values, values, batch)
+        ops.attention(out, q, k, v, values, values, batch, rule)
     wrong = ops.Batch(*np.zeros((2, 1), np.int32), [np.array([5], np.int32)])
     with pytest.raises(ValueError, match="block 5"):
-        ops.attention(out, q, k, v, keys, values, wrong)
+        ops.attention(out, q, k, v, keys, values, wrong, rule)
     with pytest.raises(ValueError, match="positions: found 256"):
         case.batch([(0, 256)])
     with pytest.raises(ValueError, match="sequence: found 1"):

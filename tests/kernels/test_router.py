@@ -21,7 +21,8 @@ def route(
     logits: F32, k: int, score: str, renormalize: bool, bias: F32 | None = None, scale: float = 1.0
 ) -> tuple[I32, F32]:
     ids, weights = ops.tensor("I32", (len(logits), k)), ops.tensor("F32", (len(logits), k))
-    assert ops.router(ids, weights, plain(logits), score, renormalize, None if bias is None else plain(bias), scale)
+    rule = ops.Routing(score, renormalize, None if bias is None else plain(bias), scale)
+    assert ops.router(ids, weights, plain(logits), rule)
     return np.array(ids.numpy()), np.array(weights.numpy())
 
 
@@ -85,16 +86,16 @@ def test_what_is_not_finite_is_reported(bad: float, score: str) -> None:
     logits = np.zeros((3, 24), np.float32)
     logits[2, 23] = bad
     ids, weights = ops.tensor("I32", (3, 2)), ops.tensor("F32", (3, 2))
-    assert not ops.router(ids, weights, plain(logits), score, True)
+    assert not ops.router(ids, weights, plain(logits), ops.Routing(score, True))
 
 
 def test_wrong_arguments_are_named() -> None:
     ids, weights, logits = ops.tensor("I32", (1, 2)), ops.tensor("F32", (1, 2)), ops.tensor("F32", (1, 8))
     with pytest.raises(ValueError, match="score: found 'max', expected 'softmax', 'sigmoid'"):
-        ops.router(ids, weights, logits, "max", False)
+        ops.Routing("max", False)
     with pytest.raises(ValueError, match="weights"):
-        ops.router(ids, ops.tensor("F32", (1, 9)), logits, "softmax", False)
+        ops.router(ids, ops.tensor("F32", (1, 9)), logits, ops.Routing("softmax", False))
     with pytest.raises(ValueError, match=r"ids: found F32 \(1, 2\), expected I32 \(1, 2\)"):
-        ops.router(weights, weights, logits, "softmax", False)
+        ops.router(weights, weights, logits, ops.Routing("softmax", False))
     with pytest.raises(ValueError, match="bias"):
-        ops.router(ids, weights, logits, "softmax", False, weights)
+        ops.router(ids, weights, logits, ops.Routing("softmax", False, weights))

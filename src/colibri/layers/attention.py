@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from colibri import ops
 from colibri.cache.kv import LayerCache
 from colibri.config import ModelConfig
+from colibri.errors import NumericalError
 from colibri.layers.linear import DenseWeights
 from colibri.layers.norm import Norm
 from colibri.layers.rope import RopeTables
@@ -14,11 +13,12 @@ from colibri.layers.workspace import Rows
 
 
 class Attention:
-    """Projections, optional biases, norms and clipping, rope, cache, attention, output added to the residual stream."""
+    """Norm, projections, optional biases, norms and clipping, rope, cache, attention, output added to the residual."""
 
     def __init__(
-        self, weights: DenseWeights, config: ModelConfig, layer: int, rope: RopeTables | None, exact: bool
+        self, weights: DenseWeights, config: ModelConfig, layer: int, norm: Norm, rope: RopeTables | None, exact: bool
     ) -> None:
+        self._norm = norm
         prefix = f"blk.{layer}.attn"
         hidden, q, kv = config.hidden_size, config.query_width, config.kv_width
         widths = {"q": q, "k": kv, "v": kv}
@@ -28,40 +28,41 @@ class Attention:
         self._output = (weights.matrix(f"{prefix}_output.weight", hidden, q),)
         output_bias = weights.optional_vector(f"{prefix}_output.bias", hidden)
         self._output_bias = None if output_bias is None else (output_bias,)
-        self._full_norm = config.qk_norm == "full"
-        self._norms: tuple[Norm, Norm] | None = None
-        if config.qk_norm != "none":
-            sizes = (q, kv) if self._full_norm else (config.head_dim, config.head_dim)
-            names = (f"{prefix}_q_norm.weight", f"{prefix}_k_norm.weight")
-            q_norm, k_norm = (
-                Norm(name, weights.vector(name, size), config.norm_eps)
-                for name, size in zip(names, sizes, strict=True)
-            )
-            self._norms = q_norm, k_norm
-        self._clip = config.clip_qkv
-        self._rope = rope
-        self._scale = config.head_dim**-0.5
-        self._window = config.window
+        self._q_norm, self._k_norm = _q_and_k_norm(weights, config, prefix)
+        cosine, sine = rope or (None, None)
+        self._rule = ops.AttentionRule(
+            cosine, sine, config.head_dim**-0.5, config.window, clip=config.clip_qkv,
+            q_norm=None if self._q_norm is None else self._q_norm.parameters,
+            k_norm=None if self._k_norm is None else self._k_norm.parameters,
+        )  # fmt: skip
         self._exact = exact
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
-        """Add the attention of rows.normed to rows.hidden; keys and values of the rows go into the cache."""
-        ops.matmul((rows.q, rows.k, rows.v), rows.normed, self._qkv, self._exact, False, self._biases)
-        if self._norms is not None:
-            self._normalize(rows, *self._norms)
-        if self._clip is not None:
-            for part in (rows.q, rows.k, rows.v):
-                values = part.numpy()
-                np.clip(values, -self._clip, self._clip, out=values)
-        cosine, sine = self._rope or (None, None)
-        ops.attention(rows.attended, rows.q, rows.k, rows.v, cache.keys, cache.values, batch,
-                      cosine, sine, self._scale, self._window)  # fmt: skip
+        """Norm rows.hidden into rows.normed, add its attention to rows.hidden; keys and values go into the cache."""
+        q, k, v = rows.q, rows.k, rows.v
+        if not ops.norm_matmul(
+            (q, k, v), rows.normed, rows.hidden, self._norm.parameters, self._qkv, self._exact, self._biases
+        ):
+            raise self._norm.error()
+        if not ops.attention(rows.attended, q, k, v, cache.keys, cache.values, batch, self._rule):
+            raise self._norm_error(q)
         ops.matmul((rows.hidden,), rows.attended, self._output, self._exact, True, self._output_bias)
 
-    def _normalize(self, rows: Rows, q_norm: Norm, k_norm: Norm) -> None:
-        if self._full_norm:
-            q_norm(rows.q, rows.q)
-            k_norm(rows.k, rows.k)
-        else:
-            q_norm(rows.q_heads, rows.q_heads)
-            k_norm(rows.k_heads, rows.k_heads)
+    def _norm_error(self, q: ops.Tensor) -> NumericalError:
+        """Of the norm of q or of k, whose input was not finite."""
+        norm = self._k_norm if ops.finite(q) else self._q_norm
+        assert norm is not None
+        return norm.error()
+
+
+def _q_and_k_norm(weights: DenseWeights, config: ModelConfig, prefix: str) -> tuple[Norm | None, Norm | None]:
+    """Of all heads of a row together or of each."""
+    if config.qk_norm == "none":
+        return None, None
+    full = config.qk_norm == "full"
+    q, k = (config.query_width, config.kv_width) if full else (config.head_dim, config.head_dim)
+    q_name, k_name = f"{prefix}_q_norm.weight", f"{prefix}_k_norm.weight"
+    return (
+        Norm(q_name, weights.vector(q_name, q), config.norm_eps),
+        Norm(k_name, weights.vector(k_name, k), config.norm_eps),
+    )

@@ -18,58 +18,63 @@ class MixtureOfExperts:
     """Routes each row, computes its experts wherever they are, adds them to the residual stream in slot order."""
 
     def __init__(
-        self, weights: DenseWeights, config: ModelConfig, layer: int, experts: Residency, exact: bool
+        self, weights: DenseWeights, config: ModelConfig, layer: int, norm: Norm, experts: Residency, exact: bool
     ) -> None:
         self.layer = layer
-        self.route = Router(weights, config, layer)
-        self.following: tuple[Norm, MixtureOfExperts] | None = None  # the next layer's, to look ahead
+        self.route = Router(weights, config, layer, norm)
+        self.following: MixtureOfExperts | None = None  # the next layer's, to look ahead
         self._experts = experts
         self._shared = SharedExpert(weights, config, layer, exact) if config.shared_expert else None
         self._activation = config.activation
         self._exact = exact
 
     def __call__(self, rows: Rows) -> None:
-        """Add the experts' answer to rows.normed to rows.hidden."""
+        """Norm rows.hidden into rows.normed and add the experts' answer to rows.hidden."""
         chosen = rows.chosen[self.layer]
-        self.route(rows.normed, rows.router_logits, chosen, rows.weights)
+        self.route(rows.hidden, rows.normed, rows.router_logits, chosen, rows.weights)
         if self._shared is not None:
             self._shared.weigh(rows)
         following = self.following if self._experts.reads_ahead(rows.count) else None
         for part, (table, only) in enumerate(self._experts.handles(self.layer, chosen)):
             if following is not None and part == 0:  # this layer's experts are kept or on their way now
-                self._look_ahead(rows, *following, sure=True)
+                self._look_ahead(rows, following, sure=True)
             ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
         ops.combine(rows.hidden, rows.slots, rows.weights)
         if self._shared is not None:
             self._shared(rows)
         if following is not None:
-            self._look_ahead(rows, *following, sure=False)  # a better guess, to be read during the attention
+            self._look_ahead(rows, following, sure=False)  # a better guess, to be read during the attention
 
-    def _look_ahead(self, rows: Rows, norm: Norm, ffn: MixtureOfExperts, sure: bool) -> None:
+    def _look_ahead(self, rows: Rows, following: MixtureOfExperts, sure: bool) -> None:
         """Begin to read what the next layer's router would choose for the hidden states as they are now.
 
         sure: only the likelier half of each row's. Changes nothing but what is in memory: the results are in buffers
         that are free at the time.
         """
-        chosen = rows.chosen[ffn.layer]
-        norm(rows.dense_slots, rows.hidden)
-        ffn.route(rows.dense_slots, rows.router_logits, chosen, rows.guessed_weights)
+        layer = following.layer
+        chosen = rows.chosen[layer]
+        following.route(rows.hidden, rows.dense_slots, rows.router_logits, chosen, rows.guessed_weights)
         k = chosen.shape[1]
-        ids = rows.chosen_array[ffn.layer, :, : (k + 1) // 2 if sure else k]
-        self._experts.prefetch(ffn.layer, dict.fromkeys(ids.T.ravel().tolist()))  # every row's likeliest first
+        ids = rows.chosen_array[layer, :, : (k + 1) // 2 if sure else k]
+        self._experts.prefetch(layer, dict.fromkeys(ids.T.ravel().tolist()))  # every row's likeliest first
 
 
 class DenseFeedForward:
     """A network that every row goes through: the same kernels, with one expert that all choose."""
 
-    def __init__(self, weights: DenseWeights, config: ModelConfig, name: str, width: int, exact: bool) -> None:
-        """`name` has a place for gate, up and down."""
+    def __init__(
+        self, weights: DenseWeights, config: ModelConfig, name: str, width: int, exact: bool, norm: Norm | None = None
+    ) -> None:
+        """`name` has a place for gate, up and down; without a norm rows are normed already."""
+        self._norm = norm
         self._table = _table_of_one(weights, config, name, width)
         self._activation = config.activation
         self._exact = exact
 
     def __call__(self, rows: Rows, weights: ops.Tensor | None = None) -> None:
-        """Add the network's answer to rows.normed to rows.hidden, times `weights` (n, 1)."""
+        """Norm rows.hidden into rows.normed and add the network's answer to rows.hidden, times `weights` (n, 1)."""
+        if self._norm is not None:
+            self._norm(rows.normed, rows.hidden)
         ops.moe(rows.dense_slots, rows.normed, self._table, rows.first, self._activation, self._exact)
         ops.combine(rows.hidden, rows.dense_slots, rows.ones if weights is None else weights)
 
@@ -87,11 +92,12 @@ class SharedExpert:
         )
         self._coefficient = (weights.matrix(f"{name}.weight", 2, hidden),)
         self._bias = (weights.vector(f"{name}.bias", 2),)
+        self._softmax = ops.Routing("softmax", False)
 
     def weigh(self, rows: Rows) -> None:
         """Scale rows.weights by what the routed experts count, and keep what this one counts."""
         ops.matmul((rows.shares_logits,), rows.normed, self._coefficient, True, False, self._bias)
-        ops.router(rows.shares_order, rows.shares, rows.shares_logits, "softmax", False)
+        ops.router(rows.shares_order, rows.shares, rows.shares_logits, self._softmax)
         routed = rows.shares_order.numpy() == 0  # (n, 2): shares come largest first
         shares: NDArray[np.float32] = rows.shares.numpy()
         rows.weights.numpy()[...] *= shares[routed][:, None]

@@ -9,18 +9,23 @@ from colibri.errors import NumericalError
 class Norm:
     """RMSNorm over the last dimension, with a bias LayerNorm (arXiv 1910.07467 and 1607.06450).
 
-    Raises NumericalError, naming the tensor, when its input holds a NaN or an infinity.
+    `parameters` is what ops take that begin with a norm; they return False when its input holds a NaN or an infinity.
     """
 
-    __slots__ = ("_bias", "_eps", "_name", "_weight")
+    __slots__ = ("_name", "parameters")
 
     def __init__(self, name: str, weight: ops.Tensor, eps: float, bias: ops.Tensor | None = None) -> None:
-        self._name, self._weight, self._eps, self._bias = name, weight, eps, bias
+        self._name = name
+        self.parameters = ops.Norm(weight, eps, bias)
 
     def __call__(self, out: ops.Tensor, x: ops.Tensor) -> None:
-        """out, x (rows, dim) F32; they may be the same tensor."""
-        if not ops.norm(out, x, self._weight, self._eps, self._bias):
-            raise NumericalError(
-                f"{self._name}: its input holds a NaN or an infinity; the weights before it are damaged or their "
-                "type is too narrow for this model"
-            )
+        """out, x (rows, dim) F32; they may be the same tensor. Raises NumericalError when x is not finite."""
+        if not ops.norm(out, x, self.parameters):
+            raise self.error()
+
+    def error(self) -> NumericalError:
+        """What to raise when the norm's input is not finite; names its tensor."""
+        return NumericalError(
+            f"{self._name}: its input holds a NaN or an infinity; the weights before it are damaged or their "
+            "type is too narrow for this model"
+        )

@@ -27,8 +27,6 @@ class Rows:
     q: ops.Tensor  # (n, heads * head_dim)
     k: ops.Tensor  # (n, kv_heads * head_dim)
     v: ops.Tensor
-    q_heads: ops.Tensor  # (n * heads, head_dim), the same memory as q
-    k_heads: ops.Tensor
     attended: ops.Tensor  # (n, heads * head_dim)
     router_logits: ops.Tensor  # (n, experts)
     chosen: tuple[ops.Tensor, ...]  # of each layer (n, experts_per_token) I32
@@ -106,8 +104,6 @@ class Workspace:
         return Rows(
             count=count,
             ids=self._ids.rows(0, count),
-            q_heads=first["q"].reshape(count * config.heads, config.head_dim),
-            k_heads=first["k"].reshape(count * config.kv_heads, config.head_dim),
             chosen=tuple(
                 self._chosen.rows(first_row, first_row + count)
                 for first_row in range(0, config.layers * self.capacity, self.capacity)

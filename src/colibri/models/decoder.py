@@ -37,11 +37,9 @@ class Tap(Protocol):
 
 
 class Block(NamedTuple):
-    """One layer: attention over the cache, then experts or a dense network, each on normed rows."""
+    """One layer: attention over the cache, then experts or a dense network, each with a norm before it."""
 
-    attention_norm: Norm
     attention: Attention
-    ffn_norm: Norm
     ffn: MixtureOfExperts | DenseFeedForward
 
 
@@ -67,7 +65,7 @@ class Decoder:
         self._blocks = [self._block(weights, layer, rope) for layer in range(config.layers)]
         for block, following in itertools.pairwise(self._blocks):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
-                block.ffn.following = following.ffn_norm, following.ffn
+                block.ffn.following = following.ffn
         self._norm = _norm(weights, config, "output_norm")
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
@@ -75,13 +73,13 @@ class Decoder:
     def _block(self, weights: DenseWeights, layer: int, rope: RopeTables | None) -> Block:
         config, exact = self.config, self._exact
         attention_norm, ffn_norm = (_norm(weights, config, f"blk.{layer}.{part}_norm") for part in ("attn", "ffn"))
-        attention = Attention(weights, config, layer, rope, exact)
+        attention = Attention(weights, config, layer, attention_norm, rope, exact)
         ffn: MixtureOfExperts | DenseFeedForward
         if self._experts.store.has(layer):
-            ffn = MixtureOfExperts(weights, config, layer, self._experts, exact)
+            ffn = MixtureOfExperts(weights, config, layer, ffn_norm, self._experts, exact)
         else:
-            ffn = DenseFeedForward(weights, config, f"blk.{layer}.ffn_{{}}", config.intermediate, exact)
-        return Block(attention_norm, attention, ffn_norm, ffn)
+            ffn = DenseFeedForward(weights, config, f"blk.{layer}.ffn_{{}}", config.intermediate, exact, ffn_norm)
+        return Block(attention, ffn)
 
     @property
     def weights_version(self) -> int:
@@ -104,11 +102,9 @@ class Decoder:
             tap.begin(rows)
         for layer, block in enumerate(self._blocks):
             self.layer = layer
-            block.attention_norm(rows.normed, rows.hidden)
             block.attention(rows, batch, cache.layers[layer])
             if tap is not None:
                 tap.attended(layer, rows)
-            block.ffn_norm(rows.normed, rows.hidden)
             block.ffn(rows)
             if tap is not None:
                 tap.fed_forward(layer, rows)

@@ -15,9 +15,12 @@ from colibri.machine import cpus
 from . import _native
 from ._native import (
     KV_BLOCK as KV_BLOCK,
+    AttentionRule as AttentionRule,
     Batch as Batch,
     ExpertTable as ExpertTable,
     Memory as Memory,
+    Norm as Norm,
+    Routing as Routing,
     Tensor as Tensor,
     add as add,
     attention as attention,
@@ -33,7 +36,9 @@ from ._native import (
     measure_read as measure_read,
     moe as moe,
     norm as norm,
+    norm_matmul as norm_matmul,
     quantize as quantize,
+    route as route,
     router as router,
     sample as sample,
     tensor as tensor,

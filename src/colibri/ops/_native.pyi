@@ -56,6 +56,19 @@ def matmul(
     biases: tuple[Tensor | None, ...] | None = None,
 ) -> None: ...
 
+class Norm:
+    def __init__(self, weight: Tensor, eps: float, bias: Tensor | None = None) -> None: ...
+
+def norm(out: Tensor, x: Tensor, norm: Norm) -> bool: ...
+def norm_matmul(
+    outs: tuple[Tensor, ...],
+    normed: Tensor,
+    x: Tensor,
+    norm: Norm,
+    weights: tuple[Tensor, ...],
+    exact: bool = False,
+    biases: tuple[Tensor | None, ...] | None = None,
+) -> bool: ...
 def sample(
     tokens: NDArray[np.int32], norms: NDArray[np.float64], logits: NDArray[np.float32], settings: NDArray[np.float64]
 ) -> None: ...
@@ -67,32 +80,40 @@ class Batch:
     def __len__(self) -> int: ...
 
 def embed_positions(out: Tensor, table: Tensor, batch: Batch) -> None: ...
+
+class AttentionRule:
+    def __init__(
+        self,
+        cosine: Tensor | None = None,
+        sine: Tensor | None = None,
+        scale: float = 1.0,
+        window: int = 0,
+        sinks: Tensor | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        clip: float | None = None,
+    ) -> None: ...
+
 def attention(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    batch: Batch,
-    cosine: Tensor | None = None,
-    sine: Tensor | None = None,
-    scale: float = 1.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> None: ...
-def norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> bool: ...
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, batch: Batch, rule: AttentionRule
+) -> bool: ...
 def add(out: Tensor, x: Tensor) -> None: ...
 def finite(t: Tensor) -> bool: ...
 def combine(out: Tensor, slots: Tensor, weights: Tensor) -> None: ...
-def router(
+
+class Routing:
+    def __init__(self, score: str, renormalize: bool, bias: Tensor | None = None, scale: float = 1.0) -> None: ...
+
+def router(ids: Tensor, weights: Tensor, logits: Tensor, routing: Routing) -> bool: ...
+def route(
     ids: Tensor,
     weights: Tensor,
     logits: Tensor,
-    score: str,
-    renormalize: bool,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
+    normed: Tensor,
+    x: Tensor,
+    norm: Norm,
+    gate: Tensor,
+    routing: Routing,
 ) -> bool: ...
 
 class ExpertTable:

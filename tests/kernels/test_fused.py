@@ -1,0 +1,145 @@
+"""Ops that do what several do: the same bits, and nothing after an input that is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_weights import plain
+from numpy.typing import NDArray
+
+from colibri import ops
+
+F32 = NDArray[np.float32]
+HIDDEN, EXPERTS, K = 256, 24, 3
+
+
+def normal(*shape: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def weight(rows: int, kind: str = "F32") -> ops.Tensor:
+    tensor = ops.tensor(kind, (rows, HIDDEN), tiled=True)
+    values = normal(rows, HIDDEN, seed=rows)
+    ops.tile(tensor, (values if kind == "F32" else ops.quantize(kind, values)).tobytes())
+    return tensor
+
+
+def bytes_of(*tensors: ops.Tensor) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("n", [1, 50])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_norm_matmul(n: int, with_bias: bool) -> None:
+    bias = plain(normal(HIDDEN, seed=9)) if with_bias else None
+    x, norm = plain(normal(n, HIDDEN) + 1), ops.Norm(plain(normal(HIDDEN, seed=1)), 1e-5, bias)
+    weights, biases = (weight(40, "Q4_K"), weight(17)), (plain(normal(40, seed=2)), None)
+
+    def run(fused: bool) -> list[bytes]:
+        normed, outs = ops.tensor("F32", (n, HIDDEN)), (ops.tensor("F32", (n, 40)), ops.tensor("F32", (n, 17)))
+        if fused:
+            assert ops.norm_matmul(outs, normed, x, norm, weights, biases=biases)
+        else:
+            assert ops.norm(normed, x, norm)
+            ops.matmul(outs, normed, weights, biases=biases)
+        return bytes_of(normed, *outs)
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("n", [1, 50])
+def test_route(n: int) -> None:
+    x, norm, gate = plain(normal(n, HIDDEN)), ops.Norm(plain(normal(HIDDEN, seed=1)), 1e-5), weight(EXPERTS)
+    routing = ops.Routing("sigmoid", True, plain(normal(EXPERTS, seed=3)), 2.5)
+
+    def run(fused: bool) -> list[bytes]:
+        normed, logits = ops.tensor("F32", (n, HIDDEN)), ops.tensor("F32", (n, EXPERTS))
+        ids, weights = ops.tensor("I32", (n, K)), ops.tensor("F32", (n, K))
+        if fused:
+            assert ops.route(ids, weights, logits, normed, x, norm, gate, routing)
+        else:
+            assert ops.norm(normed, x, norm)
+            ops.matmul((logits,), normed, (gate,), True)
+            assert ops.router(ids, weights, logits, routing)
+        return bytes_of(normed, logits, ids, weights)
+
+    assert run(True) == run(False)
+
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+
+
+@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize("heads_a_norm", ["all", "one"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_attention_with_norms_and_clipping(n: int, heads_a_norm: str, clip: float | None) -> None:
+    widths = (HEADS * DIM, KV_HEADS * DIM)
+    sizes = widths if heads_a_norm == "all" else (DIM, DIM)
+    norms = [ops.Norm(plain(normal(size, seed=7 + i)), 1e-5) for i, size in enumerate(sizes)]
+    positions = np.arange(n, dtype=np.int32)
+    batch = ops.Batch(positions, np.zeros(n, np.int32), [np.zeros(1, np.int32)])
+
+    def run(fused: bool) -> list[bytes]:
+        q, k, v = plain(normal(n, widths[0])), plain(normal(n, widths[1], seed=1)), plain(normal(n, widths[1], seed=2))
+        keys, values = (ops.tensor("F16", shape) for shape in ((1, KV_HEADS, DIM, 256), (1, KV_HEADS, 256, DIM)))
+        out = ops.tensor("F32", (n, widths[0]))
+        if fused:
+            rule = ops.AttentionRule(q_norm=norms[0], k_norm=norms[1], clip=clip)
+        else:
+            rule = ops.AttentionRule()
+            for part, size, norm in zip((q, k), sizes, norms, strict=True):
+                rows = part.reshape(part.shape[0] * part.shape[1] // size, size)
+                assert ops.norm(rows, rows, norm)
+            for part in (q, k, v) if clip is not None else ():
+                part.numpy()[...] = np.clip(part.numpy(), -clip, clip)  # type: ignore[operator]
+        assert ops.attention(out, q, k, v, keys, values, batch, rule)
+        return bytes_of(out, q, k, v, keys, values)
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nothing_is_computed_from_what_is_not_finite(bad: float) -> None:
+    x, norm = normal(2, HIDDEN), ops.Norm(plain(normal(HIDDEN)), 1e-5)
+    x[1, 5] = bad
+    normed, out = ops.tensor("F32", (2, HIDDEN)), plain(normal(2, 16))
+    before = out.numpy().tobytes()
+    assert not ops.norm_matmul((out,), normed, plain(x), norm, (weight(16),))
+    assert out.numpy().tobytes() == before
+    ids, weights = plain(np.full((2, K), 7, np.int32)), ops.tensor("F32", (2, K))
+    routing, logits = ops.Routing("softmax", True), ops.tensor("F32", (2, EXPERTS))
+    assert not ops.route(ids, weights, logits, normed, plain(x), norm, weight(EXPERTS), routing)
+    assert (ids.numpy() == 7).all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_attention_stores_nothing_that_is_not_finite(which: int) -> None:
+    q, k, v = (plain(normal(1, DIM)) for _ in range(3))
+    (q, k)[which].numpy()[0, 3] = np.inf
+    keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
+    norm = ops.Norm(plain(normal(DIM)), 1e-5)
+    batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
+    assert not ops.attention(ops.tensor("F32", (1, DIM)), q, k, v, keys, values, batch,
+                             ops.AttentionRule(q_norm=norm, k_norm=norm))  # fmt: skip
+    assert not keys.numpy().any()
+
+
+def test_wrong_arguments_are_named() -> None:
+    x, norm = plain(normal(1, HIDDEN)), ops.Norm(plain(normal(HIDDEN)), 1e-5)
+    with pytest.raises(ValueError, match=r"weight: found F32 \(1, 256\)"):
+        ops.Norm(x, 1e-5)
+    with pytest.raises(ValueError, match=r"bias: found F32 \(8,\), expected F32 \(256,\)"):
+        ops.Norm(plain(normal(HIDDEN)), 1e-5, plain(normal(8)))
+    with pytest.raises(ValueError, match="weight: found F32"):
+        ops.Norm(plain(normal(0)), 1e-5)
+    with pytest.raises(ValueError, match=r"x: found F32 \(1, 8\), expected F32 \(\.\.\., 256\)"):
+        ops.norm_matmul((ops.tensor("F32", (1, 16)),), x, plain(normal(1, 8)), norm, (weight(16),))
+    with pytest.raises(ValueError, match="out: found"):
+        ops.norm_matmul((ops.tensor("F32", (1, 16)),), x, plain(normal(2, HIDDEN)), norm, (weight(16),))
+    with pytest.raises(ValueError, match="window: found -1"):
+        ops.AttentionRule(window=-1)
+    q = plain(normal(1, DIM))
+    keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
+    batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
+    with pytest.raises(ValueError, match=r"k_norm: found 256 values, expected 16 \(all heads\) or 16 \(one\)"):
+        ops.attention(q, q, q, q, keys, values, batch, ops.AttentionRule(k_norm=norm))
