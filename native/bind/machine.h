@@ -56,6 +56,10 @@ nb::tuple measure_dot(double seconds) {
     return rates_of([&](double *rates, int most) { return region_measure_dot(seconds, rates, most); });
 }
 
+nb::tuple measure_handover(double seconds) {
+    return rates_of([&](double *times, int most) { return region_measure_handover(seconds, times, most); });
+}
+
 void bind_machine(nb::module_ &m) {
     m.def("isa", [] { return kernels->isa; });
     m.def("isas", &isas);
@@ -65,6 +69,7 @@ void bind_machine(nb::module_ &m) {
     m.def("block_types", &block_types);
     m.def("measure_read", &measure_read, "bytes"_a, "seconds"_a);
     m.def("measure_dot", &measure_dot, "seconds"_a);
+    m.def("measure_handover", &measure_handover, "seconds"_a);
 }
 
 }  // namespace

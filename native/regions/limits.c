@@ -7,7 +7,7 @@
 #include "pool.h"
 #include "regions.h"
 
-enum { PART = 1 << 20, ROUNDS = 1 << 20 };
+enum { PART = 1 << 20, ROUNDS = 1 << 20, HANDOVERS = 1000 };
 
 static double now(void) {
     struct timespec t;
@@ -61,6 +61,20 @@ int region_measure_dot(double seconds, double *rates, int most) {
         const double start = now();
         pool_run(dot_all, &job);
         rates[count++] = (double)pool_threads() * ROUNDS * kernels->dot_round_products / (now() - start);
+    }
+    pool_unlock();
+    return count;
+}
+
+static void nothing(void *context, int thread, int threads) { (void)context, (void)thread, (void)threads; }
+
+int region_measure_handover(double seconds, double *times, int most) {
+    pool_lock();
+    int count = 0;
+    for (const double end = now() + seconds; count < most && (count == 0 || now() < end);) {
+        const double start = now();
+        for (int i = 0; i < HANDOVERS; i++) pool_run(nothing, NULL);
+        times[count++] = (now() - start) / HANDOVERS;
     }
     pool_unlock();
     return count;

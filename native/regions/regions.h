@@ -62,6 +62,8 @@ void region_embed(float *out, const struct matrix *table, const int32_t *ids, in
  * registers, pass by pass with all threads for about `seconds`. Return the number of rates, 1 to `most`. */
 int region_measure_read(void *data, size_t bytes, double seconds, double *rates, int most);
 int region_measure_dot(double seconds, double *rates, int most);
+/* Seconds in which all threads learn of a region that holds no work, and the caller that they are through. */
+int region_measure_handover(double seconds, double *times, int most);
 void region_combine(float *out, const float *slots, const float *weights, int n, int k, int hidden);
 
 /* How a token is chosen: temperature 0 takes the likeliest; top_k 0, top_p 1 and min_p 0 let all in; uniform (0..1) is the

@@ -71,7 +71,7 @@ def _machine(report: dict[str, Any]) -> str:
     machine, model = report["machine"], report["model"]
     return (
         f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads: reads {machine['read_gb_s']:.1f} GB/s, "
-        f"multiplies {machine['multiply_gmac_s']:.0f} GMAC/s\n"
+        f"multiplies {machine['multiply_gmac_s']:.0f} GMAC/s, hands work over in {machine['handover_us']:.2f} us\n"
         f"{model['name']}: {model['architecture']}, {count(model['parameters'])} parameters, "
         f"{model['experts_per_token']} of {model['experts']} experts a token, {model['quantization']}"
     )

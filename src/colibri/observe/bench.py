@@ -43,10 +43,14 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run of decoding: seconds of every step, and the seconds among them that native code took, if watched."""
+    """One run of decoding: seconds of every step, and the seconds among them that native code took, if watched.
+
+    reading: bytes a second that the machine read just before.
+    """
 
     steps: list[float]
     native: float | None
+    reading: float
 
     @property
     def rate(self) -> float:
@@ -122,7 +126,7 @@ class Bench:
                     start = time.perf_counter()
                     step()
                     steps.append(time.perf_counter() - start)
-        return Decoded(steps, None if timer is None else timer.seconds)
+        return Decoded(steps, None if timer is None else timer.seconds, self._meter.latest_read)
 
     def _as_dict(self, prefill: dict[int, Spread], decoded: Sequence[Decoded], watched: Decoded) -> dict[str, Any]:
         options, model, meter = self._options, self._model, self._meter
@@ -151,7 +155,7 @@ class Bench:
             "limits": {
                 "active_bytes_per_token": round(active),
                 "products_per_token": round(need.products + need.output_products),
-                "decode_fraction_of_bandwidth": rate.median * active / meter.read.median,
+                "decode_fraction_of_bandwidth": spread([run.rate * active / run.reading for run in decoded]).median,
                 "prefill_fraction_of_peak": fractions[max(fractions)],
                 "python_fraction": 1 - (watched.native or 0.0) / sum(watched.steps),
             },
@@ -170,4 +174,6 @@ def machine(meter: Meter) -> dict[str, Any]:
         "read_gb_s_spread": meter.read.scaled(1e-9).as_dict(),
         "multiply_gmac_s": meter.multiply.median / 1e9,
         "multiply_gmac_s_spread": meter.multiply.scaled(1e-9).as_dict(),
+        "handover_us": meter.handover.median * 1e6,
+        "handover_us_spread": meter.handover.scaled(1e6).as_dict(),
     }

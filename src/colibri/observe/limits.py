@@ -22,7 +22,7 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 class Meter:
-    """Measures memory reads and integer products of all threads; what it saw at several times counts together.
+    """Measures memory reads, integer products and handovers of all threads; what it saw at several times counts together.
 
     Machines that are shared change from one minute to the next, so a bench asks again between its own measurements.
     budget: bytes that the process may take, the buffer for reading included.
@@ -32,6 +32,8 @@ class Meter:
         self._budget = budget
         self._read: list[float] = []
         self._multiply: list[float] = []
+        self._handover: list[float] = []
+        self.latest_read = 0.0  # bytes a second, the median of the last measurement
 
     def measure(self, seconds: float) -> None:
         """Measure for about this long, after what was measured before.
@@ -42,8 +44,11 @@ class Meter:
         if self._budget is not None:
             nbytes = min(nbytes, self._budget - resident_bytes())
         if nbytes >= LEAST_BYTES or not self._read:
-            self._read += ops.measure_read(max(SMALLEST_BYTES, nbytes), 0.7 * seconds)
-        self._multiply += ops.measure_dot(0.3 * seconds)
+            rates = ops.measure_read(max(SMALLEST_BYTES, nbytes), 0.7 * seconds)
+            self.latest_read = spread(rates).median
+            self._read += rates
+        self._multiply += ops.measure_dot(0.25 * seconds)
+        self._handover += ops.measure_handover(0.05 * seconds)
 
     @property
     def read(self) -> Spread:
@@ -58,6 +63,14 @@ class Meter:
     def multiply(self) -> Spread:
         """Products of two bytes a second, added to 32-bit sums, that all threads together make on registers."""
         return spread(self._multiply)
+
+    @property
+    def handover(self) -> Spread:
+        """Seconds until all threads have learned of new work and the caller that they are through with it.
+
+        Several times as long between processors that share no cache, whose reads together are faster.
+        """
+        return spread(self._handover)
 
 
 @dataclass(frozen=True, slots=True)

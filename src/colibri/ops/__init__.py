@@ -33,6 +33,7 @@ from ._native import (
     isas as isas,
     matmul as matmul,
     measure_dot as measure_dot,
+    measure_handover as measure_handover,
     measure_read as measure_read,
     moe as moe,
     norm as norm,

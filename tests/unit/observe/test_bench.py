@@ -42,6 +42,7 @@ def result() -> dict[str, Any]:
 def test_documented_fields(result: dict[str, Any]) -> None:
     assert set(result) >= {"model", "machine", "prefill", "decode", "limits", "memory"}
     assert set(result["machine"]) >= {"cpu", "isa", "threads", "read_gb_s"}
+    assert result["machine"]["handover_us"] > 0
     assert result["machine"]["read_gb_s"] == 3
     assert [run["tokens"] for run in result["prefill"]] == [20, 5]
     assert all(set(run["tokens_per_s"]) == RATES for run in (*result["prefill"], *result["decode"]))
