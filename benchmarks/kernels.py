@@ -75,7 +75,7 @@ def decode(name: str) -> tuple[float, float]:
     w, x, out = weight(name, rows, HIDDEN), rows_of(1, HIDDEN), ops.tensor("F32", (1, rows))
     rates, limits = [], []
     for _ in range(ROUNDS):
-        limits.append(max(ops.measure_read(256 << 20, 0.2)) / 1e9)
+        limits.append(max(ops.measure_read(ops.Memory(256 << 20), 0.2)) / 1e9)
         rates.append(w.nbytes / best_seconds(lambda: ops.matmul((out,), x, (w,))) / 1e9)
     return max(rates), max(limits)
 
@@ -93,7 +93,7 @@ def tiling(name: str) -> tuple[float, float]:
             ops.tile(place, plain)
 
     ops.set_threads(1)
-    seconds, limit = best_seconds(piecewise), max(ops.measure_read(256 << 20, 0.2))
+    seconds, limit = best_seconds(piecewise), max(ops.measure_read(ops.Memory(256 << 20), 0.2))
     ops.set_threads(threads)
     return len(places) * plain.nbytes / seconds / 1e9, limit / 1e9
 
@@ -147,7 +147,7 @@ def main() -> None:
             report("products", name, n, products(name, n, exact=False), peak, "G/s")
     report("exact", "Q4_K", 32, products("Q4_K", 32, exact=True), peak, "G/s")
     for name in ("Q4_K", "MXFP4"):
-        report("experts", name, 1, experts(name, 1)[1], max(ops.measure_read(256 << 20, 0.5)) / 1e9, "GB/s")
+        report("experts", name, 1, experts(name, 1)[1], max(ops.measure_read(ops.Memory(256 << 20), 0.5)) / 1e9, "GB/s")
         for n in (32, 128, 512):
             report("experts", name, n, experts(name, n)[0], peak, "G/s")
     if options.no_csv:

@@ -1,7 +1,7 @@
 /* Instruction sets, threads and the machine's limits. Part of bind.cpp. */
 #ifndef COLIBRI_BIND_MACHINE_H
 #define COLIBRI_BIND_MACHINE_H
-#include "bind/common.h"
+#include "bind/tensors.h"
 
 namespace colibri {
 namespace {
@@ -44,11 +44,11 @@ template <typename F> nb::tuple rates_of(const F &measure) {
     return nb::tuple(list);
 }
 
-nb::tuple measure_read(size_t bytes, double seconds) {
-    if (bytes < 1 << 20 || bytes > size_t(1) << 40) wrong("bytes", text(bytes), "1 MiB to 1 TiB");
-    const auto mapping = map_bytes(bytes);
+nb::tuple measure_read(Memory &memory, double seconds) {
+    const Mapping &m = *memory.mapping;
+    if (m.size < 1 << 20) wrong("memory", text(m.size, " bytes"), "1 MiB or more");
     return rates_of([&](double *rates, int most) {
-        return region_measure_read(mapping->data, bytes >> 20 << 20, seconds, rates, most);
+        return region_measure_read(m.data, m.size >> 20 << 20, seconds, rates, most);
     });
 }
 
@@ -67,7 +67,7 @@ void bind_machine(nb::module_ &m) {
     m.def("threads", &pool_threads);
     m.def("set_threads", &set_threads, "threads"_a, "cpus"_a);
     m.def("block_types", &block_types);
-    m.def("measure_read", &measure_read, "bytes"_a, "seconds"_a);
+    m.def("measure_read", &measure_read, "memory"_a, "seconds"_a);
     m.def("measure_dot", &measure_dot, "seconds"_a);
     m.def("measure_handover", &measure_handover, "seconds"_a);
 }

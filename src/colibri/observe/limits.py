@@ -15,21 +15,23 @@ from colibri.observe.summary import is_routed
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.tensor_info import TensorInfo
 
-READ_BYTES = 1 << 30  # more than any cache
+READ_BYTES = 1 << 29  # more than any cache
 LEAST_BYTES = 1 << 26  # less may stay in a cache from one pass to the next
 SMALLEST_BYTES = 1 << 24  # where a budget leaves no more
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 class Meter:
-    """Measures memory reads, integer products and handovers of all threads; what it saw at several times counts together.
+    """Measures reads, integer products and handovers of all threads; what it saw at several times counts together.
 
     Machines that are shared change from one minute to the next, so a bench asks again between its own measurements.
-    budget: bytes that the process may take, the buffer for reading included.
+    budget: bytes that the process may take, the buffer for reading included. Without one the buffer is kept: the host
+    of a virtual machine works on what is given back, and stops the machine for it, seconds later.
     """
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
+        self._memory: ops.Memory | None = None
         self._read: list[float] = []
         self._multiply: list[float] = []
         self._handover: list[float] = []
@@ -44,7 +46,10 @@ class Meter:
         if self._budget is not None:
             nbytes = min(nbytes, self._budget - resident_bytes())
         if nbytes >= LEAST_BYTES or not self._read:
-            rates = ops.measure_read(max(SMALLEST_BYTES, nbytes), 0.7 * seconds)
+            memory = self._memory or ops.Memory(max(SMALLEST_BYTES, nbytes))
+            if self._budget is None:
+                self._memory = memory
+            rates = ops.measure_read(memory, 0.7 * seconds)
             self.latest_read = spread(rates).median
             self._read += rates
         self._multiply += ops.measure_dot(0.25 * seconds)

@@ -30,7 +30,7 @@ def result() -> dict[str, Any]:
     """What a short bench prints as JSON, on a machine that reads 3 GB/s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "LIMIT_SECONDS", 0.01)
-        patch.setattr(ops, "measure_read", lambda nbytes, seconds: (2e9, 4e9))
+        patch.setattr(ops, "measure_read", lambda memory, seconds: (2e9, 4e9))
         with colibri.load(MODEL) as model:
             meter = Meter()
             meter.measure(0.01)
@@ -79,7 +79,7 @@ def test_ratios_keep_the_worst_and_the_best(result: dict[str, Any]) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "measure_read", lambda nbytes, seconds: (2e9,))
+    monkeypatch.setattr(ops, "measure_read", lambda memory, seconds: (2e9,))
     monkeypatch.setattr(ops, "measure_dot", lambda seconds: (2e9,))
     short = ["bench", "-m", str(MODEL), "--prompt-tokens", "9", "--new-tokens", "3", "--repeat", "1"]
     assert main([*short, "--json"]) == 0

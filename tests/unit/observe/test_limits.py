@@ -41,20 +41,20 @@ def test_rates_are_positive_on_every_instruction_set(isa: str) -> None:
     chosen = ops.isa()
     ops._native.use_isa(isa)
     try:
-        assert all(rate > 0 for rate in ops.measure_read(1 << 22, 0.001))
+        assert all(rate > 0 for rate in ops.measure_read(ops.Memory(1 << 22), 0.001))
         assert all(rate > 0 for rate in ops.measure_dot(0.001))
     finally:
         ops._native.use_isa(chosen)
 
 
 def test_bytes_have_to_be_a_megabyte() -> None:
-    with pytest.raises(ValueError, match="bytes: found 1000, expected 1 MiB"):
-        ops.measure_read(1000, 0.1)
+    with pytest.raises(ValueError, match="memory: found 1000 bytes, expected 1 MiB"):
+        ops.measure_read(ops.Memory(1000), 0.1)
 
 
 def test_meter_counts_all_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter([(1.0, 2.0), (30.0,)])
-    monkeypatch.setattr(ops, "measure_read", lambda nbytes, seconds: next(rates))
+    monkeypatch.setattr(ops, "measure_read", lambda memory, seconds: next(rates))
     monkeypatch.setattr(ops, "measure_dot", lambda seconds: (5.0,))
     meter = Meter()
     meter.measure(1)
@@ -78,7 +78,7 @@ def test_the_buffer_for_reading_is_within_the_budget(monkeypatch: pytest.MonkeyP
     taken: list[int] = []
     resident = 100 << 20
     monkeypatch.setattr(limits, "resident_bytes", lambda: resident)
-    monkeypatch.setattr(ops, "measure_read", lambda nbytes, seconds: (taken.append(nbytes), (1.0,))[1])
+    monkeypatch.setattr(ops, "measure_read", lambda memory, seconds: (taken.append(memory.nbytes), (1.0,))[1])
     monkeypatch.setattr(ops, "measure_dot", lambda seconds: (5.0,))
     meter = Meter(180 << 20)
     meter.measure(1)
@@ -89,3 +89,15 @@ def test_the_buffer_for_reading_is_within_the_budget(monkeypatch: pytest.MonkeyP
     assert taken[:2] == [80 << 20, 20 << 20]
     assert len(taken) == 3
     assert taken[2] >= limits.LEAST_BYTES
+
+
+def test_the_buffer_is_kept_where_there_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ops.Memory] = []
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(ops, "measure_read", lambda memory, seconds: (seen.append(memory), (1.0,))[1])
+    for budget, kept in ((None, True), (1 << 40, False)):
+        meter = Meter(budget)
+        meter.measure(0.001)
+        meter.measure(0.001)
+        assert (seen[-1] is seen[-2]) == kept

@@ -21,6 +21,6 @@ def test_counts_calls_and_restores() -> None:
 def test_errors_pass_through() -> None:
     original = ops.measure_read
     with pytest.raises(ValueError, match="bytes"), NativeTime() as timer:
-        ops.measure_read(1, 1.0)
+        ops.measure_read(ops.Memory(1), 1.0)
     assert timer.calls == 1
     assert ops.measure_read is original
