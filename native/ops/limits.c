@@ -10,8 +10,8 @@ static int32_t read_all(const void *data, size_t bytes) {
     vb a = vb_load(p), b = a;
     for (; p < end; p += STEP)
         VEC_UNROLL for (int i = 0; i < STEP; i += 128) {
-            __builtin_prefetch(p + i + 2048);
-            __builtin_prefetch(p + i + 2112);
+            __builtin_prefetch(p + i + 4096, 0, 0); /* past the caches, or what they give up for it would be written */
+            __builtin_prefetch(p + i + 4160, 0, 0);
             a = vb_or(a, vb_load(p + i));
             b = vb_or(b, vb_load(p + i + 64));
         }

@@ -15,7 +15,7 @@ from colibri.observe.summary import is_routed
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.tensor_info import TensorInfo
 
-READ_BYTES = 1 << 29  # more than any cache
+READ_BYTES = 1 << 30  # more than any cache
 LEAST_BYTES = 1 << 26  # less may stay in a cache from one pass to the next
 SMALLEST_BYTES = 1 << 24  # where a budget leaves no more
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
