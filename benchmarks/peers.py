@@ -21,6 +21,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,7 @@ TRANSFORMERS_FIELDS = {
     "norm_topk_prob": "renormalize", "intermediate_size": "expert_intermediate",
     "moe_intermediate_size": "expert_intermediate",
 }  # fmt: skip
+REST = 10  # seconds before a process: the host of a virtual machine works on what the last gave back, and stops it
 Run = dict[str, Any]  # one process: "name", "version", "isa", and "metrics": tokens/s, or ms where the name says so
 
 
@@ -147,6 +149,7 @@ def measure(options: argparse.Namespace) -> Iterator[list[Run]]:
     for number in range(options.rounds):
         found = []
         for process in processes:
+            time.sleep(REST)
             found.append(process())
             figures = ", ".join(f"{name} {value:.4g}" for name, value in found[-1]["metrics"].items())
             print("round {}: {name} ({version} {isa}): {}".format(number + 1, figures, **found[-1]), flush=True)
