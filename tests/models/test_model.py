@@ -261,6 +261,21 @@ def test_damaged_weights_are_reported_and_never_sampled(
     assert generation.ids == []
 
 
+@pytest.mark.parametrize(("tensor", "name"), [
+    ("model.layers.1.self_attn.q_proj.weight", "blk.1.attn_q_norm.weight"),
+    ("model.layers.1.self_attn.k_proj.weight", "blk.1.attn_k_norm.weight"),
+    ("model.layers.1.self_attn.o_proj.weight", "blk.1.ffn_norm.weight"),
+])  # fmt: skip
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_what_a_norm_cannot_take_is_reported_by_its_name(
+    load: Load, tmp_path: Path, tensor: str, name: str, value: float
+) -> None:
+    path = changed(tmp_path, IDS_ONLY)
+    overwrite(path / "model.safetensors", tensor, value)
+    with pytest.raises(NumericalError, match=name):
+        load(path).infer([5, 6, 7])
+
+
 # ---- several at once -------------------------------------------------------------------------------------------------
 
 

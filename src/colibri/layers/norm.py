@@ -9,23 +9,25 @@ from colibri.errors import NumericalError
 class Norm:
     """RMSNorm over the last dimension, with a bias LayerNorm (arXiv 1910.07467 and 1607.06450).
 
-    `parameters` is what ops take that begin with a norm; they return False when its input holds a NaN or an infinity.
+    `parameters` is what ops take that begin with a norm; they return False when its input is not finite or so large
+    that its squares are not.
     """
 
-    __slots__ = ("_name", "parameters")
+    __slots__ = ("name", "parameters")
 
     def __init__(self, name: str, weight: ops.Tensor, eps: float, bias: ops.Tensor | None = None) -> None:
-        self._name = name
+        self.name = name
         self.parameters = ops.Norm(weight, eps, bias)
 
     def __call__(self, out: ops.Tensor, x: ops.Tensor) -> None:
         """out, x (rows, dim) F32; they may be the same tensor. Raises NumericalError when x is not finite."""
         if not ops.norm(out, x, self.parameters):
-            raise self.error()
+            raise not_finite(self.name)
 
-    def error(self) -> NumericalError:
-        """What to raise when the norm's input is not finite; names its tensor."""
-        return NumericalError(
-            f"{self._name}: its input holds a NaN or an infinity; the weights before it are damaged or their "
-            "type is too narrow for this model"
-        )
+
+def not_finite(name: str) -> NumericalError:
+    """What to raise when the input of this norm is not finite."""
+    return NumericalError(
+        f"{name}: its input holds a NaN, an infinity or a number too large to be squared; the weights before it are "
+        "damaged or their type is too narrow for this model"
+    )

@@ -28,6 +28,5 @@ class Router:
         """hidden (n, hidden) -> normed (n, hidden), logits (n, experts), chosen (n, k) and weights (n, k)."""
         if ops.route(chosen, weights, logits, normed, hidden, self._norm.parameters, self._gate, self._routing):
             return
-        if not ops.finite(hidden):
-            raise self._norm.error()
+        self._norm(normed, hidden)  # raises if it was the norm
         raise NumericalError(f"{self._name}: a router logit is a NaN or an infinity; the weights are damaged")
