@@ -144,7 +144,7 @@ bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tenso
     check_norm(rule.k_norm, "k_norm", k.shape[1], cache.key_dim);
     if ((rule.q_norm && !rule.q_norm->apply(q, q)) || (rule.k_norm && !rule.k_norm->apply(k, k))) return false;
     if (rule.clip)
-        for (Tensor *t : {&q, &k, &v}) region_clip(t->f32(), t->values(), *rule.clip);
+        for (Tensor *t : {&q, &k, &v}) region_clip(t->f32(), int(n), int(t->shape[1]), *rule.clip);
     const struct batch view = batch.view();
     check_region(unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); }));
     return true;

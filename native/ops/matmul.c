@@ -252,7 +252,7 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
             const struct wanted wanted = {coming, next, tiles, bytes, last ? around->y : NULL, around->row};       \
             if (n <= MAX_PACKED) {                                                                                 \
                 const uint8_t *const ahead = ahead_of(part, bytes, around);                                        \
-                if (values == 256 && n == 1) ask_part(ahead, bytes);                                                       \
+                if (values == 256 && n == 1) ask_part(ahead, bytes);                                               \
                 scales_##name(panels, part, count);                                                                \
                 dot##_bytes_##name[n](sums, panels, part, x, b, count, ahead);                                     \
             } else if (tiles == VEC_TILES) {                                                                       \

@@ -56,7 +56,7 @@ int region_attention(float *out, const struct attention_input *in, const struct 
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 /* LayerNorm with a bias, RMSNorm without. */
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
-void region_clip(float *x, int64_t n, float limit); /* to -limit..limit; a NaN stays one */
+void region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; a NaN stays one */
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 /* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on
  * registers, pass by pass with all threads for about `seconds`. Return the number of rates, 1 to `most`. */

@@ -52,21 +52,19 @@ bool region_norm(float *out, const float *x, const float *weight, const float *b
     return over_rows(norm_rows, &job, n, dim);
 }
 
-struct clip_job { float *x; float limit; };
+struct clip_job { float *x; int dim; float limit; };
 
 static bool clip_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct clip_job *job = context;
-    for (int i = first; i < last; i++)
+    for (int64_t i = (int64_t)first * job->dim; i < (int64_t)last * job->dim; i++)
         job->x[i] = job->x[i] < -job->limit ? -job->limit : job->x[i] > job->limit ? job->limit : job->x[i];
     return true;
 }
 
-void region_clip(float *x, int64_t n, float limit) {
-    for (int64_t done = 0; done < n; done += INT32_MAX / 2) {
-        const struct clip_job job = {x + done, limit};
-        over_rows(clip_rows, &job, (int)(n - done < INT32_MAX / 2 ? n - done : INT32_MAX / 2), 1);
-    }
+void region_clip(float *x, int n, int dim, float limit) {
+    const struct clip_job job = {x, dim, limit};
+    over_rows(clip_rows, &job, n, dim);
 }
 
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
