@@ -21,6 +21,8 @@ from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_coll
 from colibri.observe.compare import Ratio, compare, read_result
 from colibri.observe.limits import Meter
 
+WIDE = 1000
+
 
 @click.command("bench")
 @load_options
@@ -62,8 +64,13 @@ def command(
         return
     for note in loaded.notes:
         click.echo(f"note: {note}", err=True)
-    console = Console(highlight=False)
-    for part in (_machine(report), "", _rates(report), "", _latencies(report), "", _limits(report)):
+    _print(_machine(report), "", _rates(report), "", _latencies(report), "", _limits(report))
+
+
+def _print(*parts: str | Table) -> None:
+    """Lines as long as they have to be: no figure is cut where the terminal is narrow."""
+    console = Console(highlight=False, width=WIDE)
+    for part in parts:
         console.print(part, soft_wrap=True)
 
 
@@ -121,7 +128,7 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"first": str(first), "second": str(second), "ratios": [asdict(ratio) for ratio in ratios]})
     else:
-        Console(highlight=False).print(_ratio_table(ratios, first.name, second.name))
+        _print(_ratio_table(ratios, first.name, second.name))
 
 
 def _ratio_table(ratios: list[Ratio], first: str, second: str) -> Table:

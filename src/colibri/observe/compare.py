@@ -10,6 +10,8 @@ from typing import Any
 
 from colibri.errors import FileError, FormatError
 
+MACHINE = {"memory read GB/s": "read_gb_s", "multiply GMAC/s": "multiply_gmac_s", "handover us": "handover_us"}
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -55,9 +57,10 @@ def _spreads(result: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
         yield f"{what} tokens/s", run["tokens_per_s"]
         for name, value in run["latency_ms"].items():
             yield f"{what} {name.replace('_', '.')} ms", {"median": value}
-    yield "memory read GB/s", result["machine"].get("read_gb_s_spread") or {"median": result["machine"]["read_gb_s"]}
-    if spread := result["machine"].get("multiply_gmac_s_spread"):
-        yield "multiply GMAC/s", spread
+    machine = result["machine"]
+    for name, key in MACHINE.items():
+        if key in machine:
+            yield name, machine.get(f"{key}_spread") or {"median": machine[key]}
     for name in ("decode_fraction_of_bandwidth", "prefill_fraction_of_peak", "python_fraction"):
         if name in result["limits"]:
             yield name.replace("_", " "), {"median": result["limits"][name]}

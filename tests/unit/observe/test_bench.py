@@ -67,6 +67,7 @@ def test_a_result_is_itself(result: dict[str, Any]) -> None:
     assert [ratio.metric for ratio in ratios][:3] == [
         "prefill 20 tokens/s", "prefill 5 tokens/s", "decode 6 after 3 tokens/s",
     ]  # fmt: skip
+    assert {"memory read GB/s", "multiply GMAC/s", "handover us"} < {ratio.metric for ratio in ratios}
     assert all(ratio.median == 1 and ratio.low <= 1 <= ratio.high for ratio in ratios)
 
 
@@ -83,10 +84,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(ops, "measure_dot", lambda seconds: (2e9,))
     short = ["bench", "-m", str(MODEL), "--prompt-tokens", "9", "--new-tokens", "3", "--repeat", "1"]
     assert main([*short, "--json"]) == 0
-    file = tmp_path / "a.json"
+    file = tmp_path / "of_another_commit.json"
     file.write_text(capsys.readouterr().out)
     assert main(["bench", "--compare", str(file), str(file)]) == 0
-    assert "prefill 9 tokens/s" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "prefill 9 tokens/s" in printed
+    assert "at most" in printed  # as wide as it has to be
     assert main(["bench", "--json", "--compare", str(file), str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["ratios"][0]["median"] == 1
     assert main(short) == 0
