@@ -1,6 +1,8 @@
 """The arithmetic of the engine: tensors in native memory and the ops on them.
 
-The only importer of the native module. tests/helpers/reference.py says in numpy what each op computes.
+The only importer of the native module. tests/helpers/reference.py says in numpy what each op computes;
+`norm_matmul` and `route` compute what `norm` and then `matmul` and `router` do. Ops that return a bool say False, and
+leave out what would follow, where a value is not finite.
 """
 
 from __future__ import annotations

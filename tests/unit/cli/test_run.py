@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,14 @@ def colibri(arguments: list[str], redirections: str = "", **options: Any) -> sub
     """The command as a shell starts it."""
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "colibri.cli", *arguments]
     return subprocess.run(shell, capture_output=True, timeout=120, check=False, **options)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_shows_what_is_written(name: str) -> None:
+    readme = (Path(__file__).parents[3] / name).read_text(encoding="utf-8")
+    command, text = re.findall(r"^    \.venv/bin/colibri (run .*)\n((?:    .*\n)+)\n", readme, re.MULTILINE)[0]
+    written = colibri(shlex.split(command)).stdout.decode()
+    assert [line.strip() for line in written.split("\n")] == [line.strip() for line in text.split("\n")]
 
 
 def test_json() -> None:
