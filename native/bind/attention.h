@@ -81,7 +81,8 @@ struct AttentionRule {
                   const Norm *q_norm, const Norm *k_norm, std::optional<float> clip)
         : clip(clip), scale(scale), window(window) {
         if (window < 0) wrong("window", text(window), "0 (no window) or more");
-        if (cosine && sine) {
+        if (!cosine != !sine) wrong("cosine, sine", "one of them", "both or none");
+        if (cosine) {
             f32_of(*cosine, "cosine", -1, -1);
             f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
             this->cosine = *cosine, this->sine = *sine;

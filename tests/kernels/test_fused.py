@@ -138,6 +138,8 @@ def test_wrong_arguments_are_named() -> None:
         ops.norm_matmul((ops.tensor("F32", (1, 16)),), x, plain(normal(2, HIDDEN)), norm, (weight(16),))
     with pytest.raises(ValueError, match="window: found -1"):
         ops.AttentionRule(window=-1)
+    with pytest.raises(ValueError, match="cosine, sine: found one of them"):
+        ops.AttentionRule(sine=x)
     q = plain(normal(1, DIM))
     keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
     batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
