@@ -13,7 +13,7 @@ from colibri.conversion.convert import Options, convert
 from colibri.conversion.source import open_source
 from colibri.conversion.verify import verify
 from colibri.engine.model import Model
-from colibri.errors import UnsupportedError
+from colibri.errors import NumericalError, UnsupportedError
 from colibri.weights.checkpoint import open_checkpoint
 
 from .conftest import GOLDEN, golden_of
@@ -77,3 +77,17 @@ def test_importance_of_experts_without_a_gate(load: Load, tmp_path: Path) -> Non
     experts = {name for name in found.sums if "_exps" in name}
     assert experts == {f"blk.{layer}.ffn_{part}_exps.weight" for layer in (1, 3) for part in ("up", "down")}
     assert all(found.counts[name].sum() == 24 for name in experts)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_damaged_choice_between_shared_and_routed_experts_is_reported(
+    load: Load, tmp_path: Path, value: float
+) -> None:
+    path, name = converted("deepspeed-residual", tmp_path), "ffn_gate_inp_shexp.weight"
+    tensors = open_checkpoint(path).tensors
+    first = next(info for info in tensors.values() if info.name.endswith(name))
+    with path.open("r+b") as file:
+        file.seek(first.offset)
+        file.write(np.float32(value).tobytes())
+    with pytest.raises(NumericalError, match=name):
+        load(path).infer([5, 6, 7])

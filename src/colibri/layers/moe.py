@@ -10,7 +10,7 @@ from colibri.config import ModelConfig
 from colibri.experts.residency import Residency
 from colibri.layers.linear import DenseWeights
 from colibri.layers.norm import Norm
-from colibri.layers.router import Router
+from colibri.layers.router import Router, bad_logit
 from colibri.layers.workspace import Rows
 
 
@@ -87,17 +87,22 @@ class SharedExpert:
 
     def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int, exact: bool) -> None:
         hidden, name = config.hidden_size, f"blk.{layer}.ffn_gate_inp_shexp"
+        self._name = f"{name}.weight"
         self._expert = DenseFeedForward(
             weights, config, f"blk.{layer}.ffn_{{}}_shexp", config.expert_intermediate, exact
         )
-        self._coefficient = (weights.matrix(f"{name}.weight", 2, hidden),)
+        self._coefficient = (weights.matrix(self._name, 2, hidden),)
         self._bias = (weights.vector(f"{name}.bias", 2),)
         self._softmax = ops.Routing("softmax", False)
 
     def weigh(self, rows: Rows) -> None:
-        """Scale rows.weights by what the routed experts count, and keep what this one counts."""
+        """Scale rows.weights by what the routed experts count, and keep what this one counts.
+
+        Raises NumericalError, naming the tensor, when one of the two logits is a NaN or an infinity.
+        """
         ops.matmul((rows.shares_logits,), rows.normed, self._coefficient, True, False, self._bias)
-        ops.router(rows.shares_order, rows.shares, rows.shares_logits, self._softmax)
+        if not ops.router(rows.shares_order, rows.shares, rows.shares_logits, self._softmax):
+            raise bad_logit(self._name)
         routed = rows.shares_order.numpy() == 0  # (n, 2): shares come largest first
         shares: NDArray[np.float32] = rows.shares.numpy()
         rows.weights.numpy()[...] *= shares[routed][:, None]

@@ -29,4 +29,9 @@ class Router:
         if ops.route(chosen, weights, logits, normed, hidden, self._norm.parameters, self._gate, self._routing):
             return
         self._norm(normed, hidden)  # raises if it was the norm
-        raise NumericalError(f"{self._name}: a router logit is a NaN or an infinity; the weights are damaged")
+        raise bad_logit(self._name)
+
+
+def bad_logit(name: str) -> NumericalError:
+    """What to raise when a logit that these weights give is not finite."""
+    return NumericalError(f"{name}: a router logit is a NaN or an infinity; the weights are damaged")
