@@ -32,6 +32,7 @@ def calls() -> dict[str, Callable[[], object]]:
     ids, weights, logits = ops.tensor("I32", (1, 2)), ops.tensor("F32", (1, 2)), ops.tensor("F32", (1, 8))
     tiles = ops.tensor("F32", (16, 16), tiled=True)
     position, sequence, tables = np.array([3], np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)]
+    q, k, v = (ops.tensor("F32", (1, 16)) for _ in range(3))
     batch, angles = ops.Batch(position, sequence, tables), ops.tensor("F32", (16, 4))
     keys, values = ops.tensor("F16", (1, 1, 16, ops.KV_BLOCK)), ops.tensor("F16", (1, 1, ops.KV_BLOCK, 16))
     norm, routing, rule = ops.Norm(weight, 1e-6), ops.Routing("softmax", True), ops.AttentionRule(angles, angles)
@@ -42,7 +43,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "norm": lambda: ops.norm(out, row, norm),
         "router": lambda: ops.router(ids, weights, logits, routing),
         "Batch": lambda: ops.Batch(position, sequence, tables),
-        "attention": lambda: ops.attention(out, row, row, row, keys, values, batch, rule),
+        "attention": lambda: ops.attention(out, q, k, v, keys, values, batch, rule),
         "matmul": lambda: ops.matmul((out,), row, (tiles,), True),
     }
 
@@ -65,7 +66,7 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
     values = ops.tensor(kind, (blocks, kv_heads, ops.KV_BLOCK, width))
     keys.numpy()[...] = values.numpy()[...] = 1
     q, out = ops.tensor("F32", (tokens, heads * dim)), ops.tensor("F32", (tokens, heads * dim))
-    k = ops.tensor("F32", (tokens, kv_heads * dim))
+    k, v = (ops.tensor("F32", (tokens, kv_heads * dim)) for _ in range(2))
     q.numpy()[...] = np.random.default_rng(0).standard_normal(q.shape)
     positions = np.arange(context - tokens, context, dtype=np.int32)
     batch = ops.Batch(positions, np.zeros(tokens, np.int32), [np.arange(blocks, dtype=np.int32)])
@@ -74,7 +75,7 @@ def attention(heads: int, kv_heads: int, dim: int, tokens: int, context: int, th
     times = []
     for _ in range(4 if tokens > 1 else 20):
         start = clock()
-        ops.attention(out, q, k, k, keys, values, batch, rule)
+        ops.attention(out, q, k, v, keys, values, batch, rule)
         times.append(clock() - start)
     return min(times)
 

@@ -120,6 +120,18 @@ inline float *f32_of(const Tensor &t, const char *name, int64_t n, int64_t m) {
     return expect(t, name, T_F32, shape), t.f32();
 }
 
+/* They share no byte: one is written while the other is read. */
+inline void expect_apart(const Tensor &a, const char *name, const Tensor &b, const char *other) {
+    const size_t size = a.bytes(), other_size = b.bytes();
+    if (size && other_size && a.data < b.data + other_size && b.data < a.data + size)
+        wrong(name, text("memory that ", other, " is in"), "memory of its own");
+}
+
+/* Values are read before they are written at the same place, and at no other. */
+inline void expect_same_or_apart(const Tensor &out, const Tensor &x) {
+    if (out.data != x.data) expect_apart(out, "out", x, "x");
+}
+
 inline void expect_tiled(const Tensor &t, const std::string &name, int64_t rows, int64_t k) {
     if (t.tiled && (rows < 0 || t.shape[0] == rows) && (k < 0 || t.shape[1] == k)) return;
     const int64_t shape[] = {rows, k};

@@ -81,7 +81,9 @@ struct AttentionRule {
                   const Norm *q_norm, const Norm *k_norm, std::optional<float> clip)
         : clip(clip), scale(scale), window(window) {
         if (window < 0) wrong("window", text(window), "0 (no window) or more");
-        if (!cosine != !sine) wrong("cosine, sine", "one of them", "both or none");
+        expect_finite("scale", scale);
+        if (clip && !(*clip >= 0)) wrong("clip", text(*clip), "a number from 0");
+        if (!cosine != !sine) wrong("cosine, sine", cosine ? "cosine only" : "sine only", "both or none");
         if (cosine) {
             f32_of(*cosine, "cosine", -1, -1);
             f32_of(*sine, "sine", cosine->shape[0], cosine->shape[1]);
@@ -143,6 +145,10 @@ bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tenso
     f32_of(out, "out", n, heads * cache.value_dim);
     check_norm(rule.q_norm, "q_norm", width, cache.key_dim);
     check_norm(rule.k_norm, "k_norm", k.shape[1], cache.key_dim);
+    const Tensor *rows[] = {&q, &k, &v, &out};
+    const char *names[] = {"q", "k", "v", "out"};
+    for (int i = 1; i < 4; i++)
+        for (int j = 0; j < i; j++) expect_apart(*rows[i], names[i], *rows[j], names[j]);
     if ((rule.q_norm && !rule.q_norm->apply(q, q)) || (rule.k_norm && !rule.k_norm->apply(k, k))) return false;
     if (rule.clip)
         for (Tensor *t : {&q, &k, &v}) region_clip(t->f32(), int(n), int(t->shape[1]), *rule.clip);

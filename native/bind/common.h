@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "tensor.h"
@@ -35,6 +36,15 @@ auto optional(const char *name) { return nb::arg(name).none() = nb::none(); }
 [[noreturn]] void raise(PyObject *type, const std::string &message) {
     PyErr_SetString(type, message.c_str());
     throw nb::python_error();
+}
+
+/* NULL: of another kind, or made by __new__ alone. */
+template <typename T> const T *native(nb::handle object) {
+    return nb::isinstance<T>(object) && nb::inst_ready(object) ? nb::inst_ptr<T>(object) : nullptr;
+}
+
+void expect_finite(const char *name, float value) {
+    if (!std::isfinite(value)) wrong(name, text(value), "a finite number");
 }
 
 void check_region(int status) {

@@ -61,6 +61,8 @@ void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, 
     const int64_t n = x.shape[0], pairs[] = {n, -1}, any[] = {-1};
     expect(ids, "ids", T_I32, pairs);
     f32_of(slots, "slots", n * ids.shape[1], table.hidden);
+    expect_apart(slots, "slots", x, "x");
+    expect_apart(slots, "slots", ids, "ids");
     if (only) expect(*only, "only", T_I32, any);
     const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf"});
     check_resident(table, ids, only);

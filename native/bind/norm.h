@@ -15,6 +15,7 @@ struct Norm {
     Norm(const Tensor &weight, float eps, const Tensor *bias) : weight(weight), eps(eps) {
         f32_of(weight, "weight", -1);
         if (!dim()) wrong("weight", describe(weight), "at least one value");
+        if (!(eps >= 0 && std::isfinite(eps))) wrong("eps", text(eps), "a finite number from 0");
         if (bias) f32_of(*bias, "bias", dim()), this->bias = *bias;
     }
     int64_t dim() const { return weight.shape[0]; }
@@ -30,6 +31,7 @@ bool norm(Tensor &out, const Tensor &x, const Norm &norm) {
     if (x.type != T_F32 || x.tiled || x.shape[x.dimensions - 1] != norm.dim())
         wrong("x", describe(x), text("F32 (..., ", norm.dim(), ")"));
     if (out.type != T_F32 || out.tiled || out.values() != x.values()) wrong("out", describe(out), describe(x));
+    expect_same_or_apart(out, x);
     return norm.apply(out, x);
 }
 

@@ -10,6 +10,7 @@ namespace {
 void add(Tensor &out, const Tensor &x) {
     if (x.type != T_F32 || x.tiled) wrong("x", describe(x), "plain F32");
     if (out.type != T_F32 || out.tiled || out.values() != x.values()) wrong("out", describe(out), describe(x));
+    expect_same_or_apart(out, x);
     const int64_t n = x.values();
     for (int64_t done = 0; done < n; done += INT32_MAX / 2)
         kernels->add(out.f32() + done, x.f32() + done, int(std::min<int64_t>(n - done, INT32_MAX / 2)));
@@ -24,6 +25,8 @@ void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
     f32_of(slots, "slots", out.shape[0] * weights.shape[1], out.shape[1]);
+    expect_apart(out, "out", slots, "slots");
+    expect_apart(out, "out", weights, "weights");
     region_combine(out.f32(), slots.f32(), weights.f32(), int(out.shape[0]), int(weights.shape[1]), int(out.shape[1]));
 }
 
@@ -36,6 +39,7 @@ struct Routing {
 
     Routing(const std::string &score, bool renormalize, const Tensor *bias, float scale)
         : score(choice(score, "score", {"softmax", "sigmoid"})), renormalize(renormalize), scale(scale) {
+        expect_finite("scale", scale);
         if (bias) f32_of(*bias, "bias", -1), this->bias = *bias;
     }
 };
@@ -47,6 +51,9 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const Routing &r
     const int64_t k = weights.shape[1], shape[] = {n, k};
     if (k < 1 || k > experts) wrong("weights", describe(weights), text("1 to ", experts, " columns"));
     expect(ids, "ids", T_I32, shape);
+    expect_apart(ids, "ids", logits, "logits");
+    expect_apart(weights, "weights", logits, "logits");
+    expect_apart(ids, "ids", weights, "weights");
     const float *bias = rule.bias ? f32_of(*rule.bias, "bias", experts) : nullptr;
     const struct routing routing = {int(experts), int(k), rule.score, rule.renormalize, rule.scale, bias};
     const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);

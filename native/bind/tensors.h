@@ -38,8 +38,10 @@ void release(Memory &memory, size_t offset, size_t bytes) {
 }
 
 int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
-    const Mapping &m = *nb::inst_ptr<Memory>(self)->mapping;
-    return PyBuffer_FillInfo(view, self, m.data, Py_ssize_t(m.size), 0, flags);
+    const Memory *memory = native<Memory>(self);
+    view->obj = nullptr;
+    if (!memory) return PyErr_SetString(PyExc_BufferError, "found an object without memory, expected Memory(nbytes)"), -1;
+    return PyBuffer_FillInfo(view, self, memory->mapping->data, Py_ssize_t(memory->mapping->size), 0, flags);
 }
 
 PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(memory_buffer)}, {0, nullptr}};
@@ -107,7 +109,8 @@ nb::tuple shape_tuple(const Tensor &t) {
 }
 
 nb::object as_numpy(nb::handle self) {
-    const Tensor &t = *nb::inst_ptr<Tensor>(self);
+    if (!native<Tensor>(self)) wrong("numpy()", "another kind of object", "a Tensor");
+    const Tensor &t = *native<Tensor>(self);
     expect_plain(t, "numpy()");
     size_t shape[MAX_DIMENSIONS];
     for (int i = 0; i < t.dimensions; i++) shape[i] = size_t(t.shape[i]);

@@ -45,6 +45,7 @@ void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
     expect(ids, "ids", T_I32, any);
     expect_tiled(table, "table", -1, -1);
     float *rows = f32_of(out, "out", n, table.shape[1]);
+    expect_apart(out, "out", ids, "ids");
     for (int64_t i = 0; i < n; i++) index_within("ids", ids.i32()[i], table.shape[0]);
     const struct matrix weights = matrix_of(table);
     region_embed(rows, &weights, ids.i32(), int(n));
@@ -54,8 +55,9 @@ void embed(Tensor &out, const Tensor &table, const Tensor &ids) {
 const Tensor *element(const nb::tuple &items, size_t i, const char *name, bool optional = false) {
     const nb::object item = items[i];
     if (optional && item.is_none()) return nullptr;
-    if (!nb::isinstance<Tensor>(item)) wrong(text(name, "[", i, "]"), "another kind of object", "a Tensor");
-    return nb::inst_ptr<Tensor>(item);
+    const Tensor *t = native<Tensor>(item);
+    if (!t) wrong(text(name, "[", i, "]"), "another kind of object", "a Tensor");
+    return t;
 }
 
 /* Several weights times one x, checked first and computed later. */
@@ -72,13 +74,16 @@ struct Products {
         const size_t n = weights.size();
         if (!n || n > MAX_WEIGHTS || outs.size() != n || (biases && biases->size() != n))
             wrong("outs, weights, biases", text(outs.size(), ", ", n), "tuples of one length, 1 to 8");
-        for (size_t i = 0; i < n; i++)
-            add(*element(outs, i, "outs"), *element(weights, i, "weights"),
-                biases ? element(*biases, i, "biases", true) : nullptr);
+        for (size_t i = 0; i < n; i++) {
+            const Tensor &out = *element(outs, i, "outs");
+            add(out, *element(weights, i, "weights"), biases ? element(*biases, i, "biases", true) : nullptr);
+            for (size_t j = 0; j < i; j++) expect_apart(out, "outs", *element(outs, j, "outs"), "another of outs");
+        }
     }
     void add(const Tensor &out, const Tensor &weight, const Tensor *bias) {
         expect_tiled(weight, "weights", -1, x.shape[1]);
         outs[count] = f32_of(out, "outs", x.shape[0], weight.shape[0]);
+        expect_apart(out, "outs", x, "x");
         biases[count] = bias ? f32_of(*bias, "biases", weight.shape[0]) : nullptr;
         weights[count++] = matrix_of(weight);
     }

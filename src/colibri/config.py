@@ -242,7 +242,7 @@ class ModelConfig:
             _refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
         check_choice("activation", self.activation, get_args(Activation))
         check_number("norm_eps", self.norm_eps, 0, 1)
-        check_number("expert_scale", self.expert_scale, 0, math.inf, open_low=True)
+        check_number("expert_scale", self.expert_scale, 0, 1e30, open_low=True)  # as a float32 too
         if self.clip_qkv is not None:
             check_number("clip_qkv", self.clip_qkv, 0, math.inf, open_low=True)
         check_integer("window", self.window, 0)

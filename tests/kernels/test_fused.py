@@ -113,9 +113,10 @@ def test_nothing_is_computed_from_what_is_not_finite(bad: float) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_attention_stores_nothing_that_is_not_finite(which: int) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])  # whose square is not finite
+def test_attention_stores_nothing_that_is_not_finite(which: int, bad: float) -> None:
     q, k, v = (plain(normal(1, DIM)) for _ in range(3))
-    (q, k)[which].numpy()[0, 3] = np.inf
+    (q, k)[which].numpy()[0, 3] = bad
     keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
     norm = ops.Norm(plain(normal(DIM)), 1e-5)
     batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
@@ -138,10 +139,71 @@ def test_wrong_arguments_are_named() -> None:
         ops.norm_matmul((ops.tensor("F32", (1, 16)),), x, plain(normal(2, HIDDEN)), norm, (weight(16),))
     with pytest.raises(ValueError, match="window: found -1"):
         ops.AttentionRule(window=-1)
-    with pytest.raises(ValueError, match="cosine, sine: found one of them"):
-        ops.AttentionRule(sine=x)
+    for eps in (np.nan, np.inf, -1e-6):
+        with pytest.raises(ValueError, match="eps: found"):
+            ops.Norm(plain(normal(HIDDEN)), eps)
+    for clip in (np.nan, -1):
+        with pytest.raises(ValueError, match="clip: found"):
+            ops.AttentionRule(clip=clip)
+    for scale in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="scale: found"):
+            ops.AttentionRule(scale=scale)
+        with pytest.raises(ValueError, match="scale: found"):
+            ops.Routing("softmax", True, scale=scale)
+    for part in ("cosine", "sine"):
+        with pytest.raises(ValueError, match=f"cosine, sine: found {part} only"):
+            ops.AttentionRule(**{part: x})
     q = plain(normal(1, DIM))
     keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
     batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
     with pytest.raises(ValueError, match=r"k_norm: found 256 values, expected 32 \(all heads\) or 32 \(one\)"):
         ops.attention(q, q, q, q, keys, values, batch, ops.AttentionRule(k_norm=norm))
+
+
+def test_no_op_writes_where_it_reads() -> None:
+    """Unless every value is read before it is written: a norm or a sum in place."""
+    memory = ops.Memory(1 << 16)
+    x, y = (ops.tensor("F32", (4, 16), memory, offset) for offset in (0, 64))  # one row apart
+    x.numpy()[...] = normal(4, 16)
+    norm, gate = ops.Norm(plain(normal(16)), 1e-5), ops.tensor("F32", (16, 16), tiled=True)
+    other, third = ops.tensor("F32", (4, 16)), ops.tensor("F32", (4, 16))
+    first, ids = ops.tensor("F32", (4, 1), memory), ops.tensor("I32", (4, 1), memory)
+    own_ids, own_weights = ops.tensor("I32", (4, 1)), ops.tensor("F32", (4, 1))
+    keys, values = ops.tensor("F16", (1, 1, 16, 256)), ops.tensor("F16", (1, 1, 256, 16))
+    batch = ops.Batch(np.arange(4, dtype=np.int32), np.zeros(4, np.int32), [np.zeros(1, np.int32)])
+    rule, routing, table = ops.AttentionRule(), ops.Routing("softmax", True), ops.ExpertTable(1, 16, 16)
+    table.set(0, None, gate, gate)
+    for call in (
+        lambda: ops.norm(y, x, norm),
+        lambda: ops.add(y, x),
+        lambda: ops.matmul((x,), x, (gate,)),
+        lambda: ops.matmul((x, y), other, (gate, gate)),
+        lambda: ops.norm_matmul((y,), x, other, norm, (gate,)),
+        lambda: ops.route(own_ids, own_weights, x, y, other, norm, gate, routing),
+        lambda: ops.router(ids, own_weights, x, routing),
+        lambda: ops.router(own_ids, first, x, routing),
+        lambda: ops.router(ids, first, other, routing),
+        lambda: ops.combine(x, y, own_weights),
+        lambda: ops.combine(x, other, first),
+        lambda: ops.embed(x, gate, ids.reshape(4)),
+        lambda: ops.moe(x, y, table, own_ids),
+        lambda: ops.moe(x, other, table, ids),
+        lambda: ops.attention(x, y, other, third, keys, values, batch, rule),
+        lambda: ops.attention(other, third, x, x, keys, values, batch, rule),
+    ):
+        before = x.numpy().tobytes()
+        with pytest.raises(ValueError, match="expected memory of its own"):
+            call()
+        assert x.numpy().tobytes() == before
+    assert ops.norm(x, x, norm)
+    ops.add(x, x)
+
+
+def test_objects_that_were_never_made() -> None:
+    tensor, memory = ops.Tensor.__new__(ops.Tensor), ops.Memory.__new__(ops.Memory)
+    with pytest.raises(ValueError, match="expected a Tensor"):
+        ops.matmul((tensor,), ops.tensor("F32", (1, 16)), (tensor,))
+    with pytest.raises(ValueError, match="expected a Tensor"):
+        tensor.numpy()
+    with pytest.raises(BufferError, match="without memory"):
+        memoryview(memory)

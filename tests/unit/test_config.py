@@ -49,7 +49,7 @@ def test_load_options(field: str, value: Any) -> None:
 @pytest.mark.parametrize(("field", "value"), [
     ("layers", 0), ("heads", 3), ("kv_heads", 3), ("experts_per_token", 5), ("norm_eps", -1.0),
     ("norm_eps", float("nan")), ("rope", RopeConfig(theta=1e4, rotary=32)), ("clip_qkv", 0.0), ("window", -1),
-    ("expert_scale", 0.0), ("activation", "relu"),
+    ("expert_scale", 0.0), ("expert_scale", 1e39), ("activation", "relu"),
 ])  # fmt: skip
 def test_model(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=r"found .*expected"):
