@@ -16,11 +16,6 @@ void add(Tensor &out, const Tensor &x) {
         kernels->add(out.f32() + done, x.f32() + done, int(std::min<int64_t>(n - done, INT32_MAX / 2)));
 }
 
-bool finite(const Tensor &t) {
-    if (t.type != T_F32 || t.tiled) wrong("t", describe(t), "plain F32");
-    return kernels->finite(t.f32(), t.values());
-}
-
 void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
@@ -91,7 +86,6 @@ void bind_rows(nb::module_ &m) {
         .def(nb::init<const std::string &, bool, const Tensor *, float>(), "score"_a, "renormalize"_a, optional("bias"),
              "scale"_a = 1.0f);
     m.def("add", &add, "out"_a, "x"_a);
-    m.def("finite", &finite, "t"_a);
     m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
     m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "routing"_a);
     m.def("route", &route, "ids"_a, "weights"_a, "logits"_a, "normed"_a, "x"_a, "norm"_a, "gate"_a, "routing"_a);

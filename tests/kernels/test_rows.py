@@ -62,8 +62,6 @@ def test_norm_reports_what_is_not_finite(bad: float, row: int) -> None:
     x[row, 1499] = bad
     for bias in (None, plain(normal(1500))):
         assert not ops.norm(ops.tensor("F32", x.shape), plain(x), ops.Norm(plain(normal(1500)), 1e-6, bias))
-    assert not ops.finite(plain(x))
-    assert ops.finite(plain(normal(20, 1500)))
 
 
 @pytest.mark.parametrize("dim", SIZES)

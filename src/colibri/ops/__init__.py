@@ -30,7 +30,6 @@ from ._native import (
     dequantize as dequantize,
     embed as embed,
     embed_positions as embed_positions,
-    finite as finite,
     isa as isa,
     isas as isas,
     matmul as matmul,
