@@ -152,7 +152,8 @@ static void wake_sleepers(int wanted) {
 }
 
 /* A worker that has slept wakes up where it was or where the caller is, and the system may leave both on one processor for
- * many milliseconds while another idles. So the workers may run anywhere but where the caller does. */
+ * many milliseconds while another idles. So the workers may run anywhere but where the caller does, if that leaves one
+ * for each: a caller may be bound to a few, and processors taken from the process while it runs. */
 static void keep_away(void) {
     const int cpu = sched_getcpu();
     if (cpu == pool.caller_cpu || pool.oversubscribed) return;
@@ -160,7 +161,7 @@ static void keep_away(void) {
     cpu_set_t allowed;
     if (cpu < 0 || sched_getaffinity(0, sizeof allowed, &allowed)) return;
     CPU_CLR((size_t)cpu, &allowed);
-    if (!CPU_COUNT(&allowed)) return;
+    if (CPU_COUNT(&allowed) < pool.started) return;
     for (int i = 0; i < pool.started; i++) pthread_setaffinity_np(pool.worker[i], sizeof allowed, &allowed);
 }
 

@@ -118,7 +118,7 @@ static void check_after_sleep(void) {
     for (int t = 0; t < 3; t++) REQUIRE(count.calls[t] == 20);
 }
 
-struct places { cpu_set_t allowed[2]; };
+struct places { cpu_set_t allowed[POOL_MAX_THREADS]; };
 
 static void where(void *context, int thread, int threads) {
     (void)threads;
@@ -128,7 +128,7 @@ static void where(void *context, int thread, int threads) {
 
 /* Also after the caller has moved. Where it may not move, or moves while it looks, there is nothing to see. */
 static void check_places(void) {
-    struct places places;
+    static struct places places;
     cpu_set_t all, one;
     REQUIRE(!sched_getaffinity(0, sizeof all, &all));
     pool_set_threads(2, 2);
@@ -146,6 +146,18 @@ static void check_places(void) {
     }
 }
 
+/* Fewer processors than threads that believe to have one each: nobody is squeezed together. */
+static void check_no_room(void) {
+    static struct places places;
+    cpu_set_t all;
+    REQUIRE(!sched_getaffinity(0, sizeof all, &all));
+    const int threads = CPU_COUNT(&all) + 1;
+    if (threads > POOL_MAX_THREADS) return;
+    pool_set_threads(threads, threads);
+    pool_run(where, &places);
+    for (int t = 0; t < threads; t++) REQUIRE(CPU_EQUAL(&places.allowed[t], &all));
+}
+
 int main(void) {
     check_in_child(check_refused); /* the first: the stacks of threads that ended are used again */
     check_regions(1, 100);
@@ -155,6 +167,7 @@ int main(void) {
     check_callers();
     check_after_sleep();
     check_places();
+    check_no_room();
     check_scratch();
     check_fork();
     return 0;
