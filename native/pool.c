@@ -101,7 +101,7 @@ static void sleep_until_new_region(unsigned seen) {
 
 static void sleep_until_finished(unsigned joined) {
     pthread_mutex_lock(&pool.sleep_lock);
-    atomic_store(&pool.caller_sleeps, true);
+    atomic_exchange(&pool.caller_sleeps, true); /* not a store: emulators let what is loaded next pass one */
     while (atomic_load(&pool.finished) != joined) pthread_cond_wait(&pool.done, &pool.sleep_lock);
     atomic_store(&pool.caller_sleeps, false);
     pthread_mutex_unlock(&pool.sleep_lock);
@@ -261,7 +261,7 @@ static void run_region(pool_function *function, void *context, bool everyone) {
     pool.context = context;
     atomic_store_explicit(&pool.finished, 0, memory_order_relaxed);
     uint64_t number = (uint64_t)(region_number() + 1) << 32; /* wraps after 2^32 regions */
-    atomic_store(&pool.state, number | OPEN);
+    atomic_exchange(&pool.state, number | OPEN); /* as above: before `sleepers` is looked at */
     wake_sleepers(everyone || pool.threads <= pool.cpus ? pool.threads - 1 : pool.cpus - 1);
     function(context, 0, pool.threads);
     if (everyone) wait_for_all((unsigned)pool.threads - 1);
