@@ -4,10 +4,16 @@
 
 #include "cpu.h"
 
-const struct type_info type_info[TYPE_COUNT] = {
-#define X(name, code, values, bytes, activation, tile) {#name, code, values, bytes, activation, tile},
-#include "quants/quants.def"
+enum {
+#define X(product, activation, ...) ACTIVATION_##product = activation,
+    PRODUCTS(X)
 #undef X
+};
+
+const struct type_info type_info[TYPE_COUNT] = {
+#define FLOAT(NAME, name, code, bytes) {#NAME, code, 1, bytes, A_F32, TILE_ROWS * bytes},
+#define INTEGER(NAME, name, code, values, bytes, tile, product) {#NAME, code, values, bytes, ACTIVATION_##product, tile},
+#include "quants/quants.def"
 };
 
 /* isa_tables.h is made by CMake from the files of native/ops and the instruction sets of the build. */

@@ -27,10 +27,17 @@ static inline size_t activation_bytes(int activation, int64_t k) {
     return (size_t)k * sizeof(float);
 }
 
+/* The products of integer weights, X(name, activations, values a scale, offset, minima): a weight is
+ * scale[k / values a scale] * (byte - offset) - (minima ? min[k / values a scale] : 0). */
+#define PRODUCTS(X)                        \
+    X(q32, A_Q32, 32, 128, false)          \
+    X(q256_32_min, A_Q256, 32, 0, true)    \
+    X(q256_16, A_Q256, 16, 32, false)
+
 enum block_type {
-#define X(name, code, values, bytes, activation, tile) T_##name,
+#define FLOAT(NAME, ...) T_##NAME,
+#define INTEGER(NAME, ...) T_##NAME,
 #include "quants/quants.def"
-#undef X
     TYPE_COUNT
 };
 struct type_info { const char *name; int code, values, bytes, activation, tile_bytes; };

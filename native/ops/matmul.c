@@ -37,14 +37,14 @@ typedef void columns_function(float (*sums)[16], const void *panels, const uint8
 typedef vb bytes_function(const uint8_t *block, int g);
 VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
-VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, float (*sums)[16], const struct panel *p,
+VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, size_t memory, float (*sums)[16], const struct panel *p,
                      const uint8_t *packed, const void *const *x, int first, int count, const uint8_t *ahead) {
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first;
     EACH_TILE EACH_COLUMN sum[r][t] = first ? vf_load(sums[r * CHUNK + t]) : vf_zero();
     for (int b = 0; b < count; b++) {
-        if (ahead) ask(ahead + (size_t)b * (stride + 32), (int)stride + 32); /* of the scales, at most 32 */
+        if (ahead) ask(ahead + (size_t)b * memory, (int)memory);
         vi dot[VEC_TILES][MAX_COLUMNS];
         EACH_TILE EACH_COLUMN dot[r][t] = vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
@@ -146,47 +146,45 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
     }
 }
 
-#define DOT_q32(R, T, bytes, stride) columns_q32(R, T, bytes, stride, sums, panels, packed, x, first, count, ahead)
-#define DOT_q256_32(R, T, bytes, stride) \
-    (void)count, columns_q256(R, T, bytes, stride, 32, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
-#define DOT_q256_16(R, T, bytes, stride) \
-    (void)count, columns_q256(R, T, bytes, stride, 16, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
-#define DOT_f32(R, T, load, bytes) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
+/* `stride` is from the bytes of one unit of values (formats.h) to the next, `memory` what a unit takes with its scales. */
+#define DOT_q32(R, T, bytes, stride, memory) \
+    columns_q32(R, T, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
+#define DOT_q256_32_min(R, T, bytes, stride, memory) \
+    (void)count, columns_q256(R, T, bytes, memory, 32, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
+#define DOT_q256_16(R, T, bytes, stride, memory) \
+    (void)count, columns_q256(R, T, bytes, memory, 16, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
+#define DOT_f32(R, T, load, bytes, memory) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
 
-#define COLUMNS(dot, R, T, bytes, stride)                                                                          \
+#define COLUMNS(dot, R, T, bytes, stride, memory)                                                                  \
     static void dot##_##bytes##_##T(float (*sums)[16], const void *panels, const uint8_t *packed,                  \
                                     const void *const *x, int first, int count, const uint8_t *ahead) {            \
-        DOT_##dot(R, T, bytes, stride);                                                                            \
+        DOT_##dot(R, T, bytes, stride, memory);                                                                            \
     }
-#define COLUMNS_2(dot, R, bytes, stride) COLUMNS(dot, R, 1, bytes, stride) COLUMNS(dot, R, 2, bytes, stride)
-#define COLUMNS_6(dot, R, bytes, stride)                                                                           \
-    COLUMNS_2(dot, R, bytes, stride) COLUMNS(dot, R, 3, bytes, stride) COLUMNS(dot, R, 4, bytes, stride)           \
-    COLUMNS(dot, R, 5, bytes, stride) COLUMNS(dot, R, 6, bytes, stride)
-#define COLUMNS_8(dot, R, bytes, stride)                                                                           \
-    COLUMNS_6(dot, R, bytes, stride) COLUMNS(dot, R, 7, bytes, stride) COLUMNS(dot, R, 8, bytes, stride)
+#define COLUMNS_2(dot, R, ...) COLUMNS(dot, R, 1, __VA_ARGS__) COLUMNS(dot, R, 2, __VA_ARGS__)
+#define COLUMNS_6(dot, R, ...)                                                                                     \
+    COLUMNS_2(dot, R, __VA_ARGS__) COLUMNS(dot, R, 3, __VA_ARGS__) COLUMNS(dot, R, 4, __VA_ARGS__)                 \
+    COLUMNS(dot, R, 5, __VA_ARGS__) COLUMNS(dot, R, 6, __VA_ARGS__)
+#define COLUMNS_8(dot, R, ...)                                                                                     \
+    COLUMNS_6(dot, R, __VA_ARGS__) COLUMNS(dot, R, 7, __VA_ARGS__) COLUMNS(dot, R, 8, __VA_ARGS__)
 #define NAMES_2(f) NULL, f##_1, f##_2
 #define NAMES_6(f) NAMES_2(f), f##_3, f##_4, f##_5, f##_6
 #define NAMES_8(f) NAMES_6(f), f##_7, f##_8
 /* The functions of up to N columns, and a table of them. */
-#define TABLE(N, dot, R, bytes, stride)                                                                            \
-    COLUMNS_##N(dot, R, bytes, stride) static columns_function *const dot##_##bytes[] = {NAMES_##N(dot##_##bytes)};
+#define TABLE(N, dot, R, bytes, ...)                                                                               \
+    COLUMNS_##N(dot, R, bytes, __VA_ARGS__) static columns_function *const dot##_##bytes[] = {NAMES_##N(dot##_##bytes)};
 
 #if VEC_TILES == 2
-#define PANELS(dot) TABLE(6, dot, 2, bytes_panel, sizeof(uint8_t[8][64]))
-#define PACKED(dot, bytes, stride) TABLE(8, dot, 1, bytes, stride)
+#define PANELS(dot, ...) TABLE(6, dot, 2, bytes_panel, sizeof(uint8_t[8][64]), 0)
+#define PACKED(dot, ...) TABLE(8, dot, 1, __VA_ARGS__)
 #else
-#define PANELS(dot) TABLE(8, dot, 1, bytes_panel, sizeof(uint8_t[8][64]))
-#define PACKED(dot, bytes, stride) TABLE(2, dot, 1, bytes, stride)
+#define PANELS(dot, ...) TABLE(8, dot, 1, bytes_panel, sizeof(uint8_t[8][64]), 0)
+#define PACKED(dot, ...) TABLE(2, dot, 1, __VA_ARGS__)
 #endif
-PANELS(q32)
-PANELS(q256_32)
-PANELS(q256_16)
-#define X(NAME, name, dot, ...) PACKED(dot, bytes_##name, STRIDE_##NAME)
-INTEGER_FORMATS(X)
-#undef X
-#define X(NAME, name, bytes) TABLE(6, f32, 1, load_##name, bytes)
-FLOAT_FORMATS(X)
-#undef X
+PRODUCTS(PANELS)
+#define FLOAT(NAME, name, code, bytes) TABLE(6, f32, 1, load_##name, bytes, 0)
+#define INTEGER(NAME, name, code, values, block_bytes, tile_bytes, product) \
+    PACKED(product, bytes_##name, STRIDE_##NAME, tile_bytes / (values / UNIT_##product))
+#include "quants/quants.def"
 
 /* What lies around the work on a tile: reading goes on after `end`, at `end + jump`; sums go to row `row` of y. */
 struct around { const uint8_t *end; ptrdiff_t jump; float *const *y; int row; };
@@ -237,12 +235,13 @@ VEC void store_rows(float *const *y, float (*sums)[16], int n, int row, int rows
 typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n,
                          const struct around *around);
 
-#define X(NAME, name, dot, values, ...)                                                                            \
+#define INTEGER(NAME, name, code, values, block_bytes, tile_bytes, product)                                        \
     static void fast_##name(float (*sums)[16], const uint8_t *tile, int tiles, int k, const void *const *x, int n, \
                             const struct around *around) {                                                         \
         struct panel panels[VEC_TILES];                                                                            \
         const size_t next = tile_stride(T_##NAME, k);                                                              \
         const int blocks = k / values, step = PANEL / values, bytes = step * TILE_##NAME;                          \
+        const int units = values / UNIT_##product; /* of a block */                                                \
         for (int b = 0; b < blocks; b += step) {                                                                   \
             const bool last = b + step >= blocks;                                                                  \
             const int count = last ? blocks - b : step;                                                            \
@@ -251,20 +250,21 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
             const struct wanted wanted = {coming, next, tiles, bytes, last ? around->y : NULL, around->row};       \
             if (n <= MAX_PACKED) {                                                                                 \
                 const uint8_t *const ahead = ahead_of(part, bytes, around);                                        \
-                if (values == 256 && n == 1) ask_part(ahead, bytes);                                               \
+                if (UNIT_##product == 256 && n == 1) ask_part(ahead, bytes);                                       \
                 scales_##name(panels, part, count);                                                                \
-                dot##_bytes_##name[n](sums, panels, part, x, b, count, ahead);                                     \
+                product##_bytes_##name[n](sums, panels, part, x, b * units, count * units, ahead);                 \
             } else if (tiles == VEC_TILES) {                                                                       \
                 for (int r = 0; r < tiles; r++) expand_##name(&panels[r], part + r * next, count);                 \
-                all_columns(dot##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b, count, &wanted); \
+                all_columns(product##_bytes_panel, PANEL_COLUMNS, sums, panels, panels->bytes[0], x, n, b * units, \
+                            count * units, &wanted);                                                               \
             } else {                                                                                               \
                 scales_##name(panels, part, count);                                                                \
-                all_columns(dot##_bytes_##name, MAX_PACKED, sums, panels, part, x, n, b, count, &wanted);          \
+                all_columns(product##_bytes_##name, MAX_PACKED, sums, panels, part, x, n, b * units,               \
+                            count * units, &wanted);                                                               \
             }                                                                                                      \
         }                                                                                                          \
     }
-INTEGER_FORMATS(X)
-#undef X
+#include "quants/quants.def"
 
 /* Panels of floats; `direct`, if any, reads a float format from the tile, whose panels are `panel_bytes` apart. */
 VEC void exact(floats_function *floats, columns_function *const *direct, size_t panel_bytes, float (*sums)[16],
@@ -290,12 +290,9 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
         (void)tiles;                                                                                               \
         exact(floats_##name, direct, tile_stride(T_##NAME, PANEL), sums, tile, k, x, n, around);                   \
     }
-#define X(NAME, name, ...) EXACT(NAME, name, NULL)
-INTEGER_FORMATS(X)
-#undef X
-#define X(NAME, name, ...) EXACT(NAME, name, f32_load_##name)
-FLOAT_FORMATS(X)
-#undef X
+#define INTEGER(NAME, name, ...) EXACT(NAME, name, NULL)
+#define FLOAT(NAME, name, ...) EXACT(NAME, name, f32_load_##name)
+#include "quants/quants.def"
 
 VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, int k, int rows, int first, int last,
                 const void *const *x, float *const *y, int n, bool accumulate, const uint8_t *then) {
@@ -320,20 +317,14 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
                                          const void *then) {                                                       \
         matmul(prefix##_##name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate, then);                 \
     }
-#define X(NAME, name, ...) MATMUL(fast, VEC_TILES, NAME, name)
-INTEGER_FORMATS(X)
-#undef X
-#define X(NAME, name, ...) MATMUL(exact, 1, NAME, name)
-INTEGER_FORMATS(X)
-FLOAT_FORMATS(X)
-#undef X
+#define INTEGER(NAME, name, ...) MATMUL(fast, VEC_TILES, NAME, name) MATMUL(exact, 1, NAME, name)
+#define FLOAT(NAME, name, ...) MATMUL(exact, 1, NAME, name)
+#include "quants/quants.def"
 
 void COLIBRI_FN(fill_matmul)(struct kernels *);
 void COLIBRI_FN(fill_matmul)(struct kernels *table) {
-#define X(NAME, name, ...) table->matmul[T_##NAME] = matmul_fast_##name, table->matmul_exact[T_##NAME] = matmul_exact_##name;
-    INTEGER_FORMATS(X)
-#undef X
-#define X(NAME, name, ...) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
-    FLOAT_FORMATS(X)
-#undef X
+#define INTEGER(NAME, name, ...) \
+    table->matmul[T_##NAME] = matmul_fast_##name, table->matmul_exact[T_##NAME] = matmul_exact_##name;
+#define FLOAT(NAME, name, ...) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
+#include "quants/quants.def"
 }

@@ -21,11 +21,19 @@ struct panel {
 };
 
 /* Bytes of 16 rows of one block in a tile. */
-#define X(name, code, values, bytes, activation, tile) TILE_##name = tile,
 enum {
+#define INTEGER(NAME, name, code, values, bytes, tile, product) TILE_##NAME = tile,
 #include "quants/quants.def"
 };
+
+/* What kernels.h says of the products; a unit are the values of a block of activations. */
+enum {
+#define X(product, activation, values, offset, minima)                      \
+    UNIT_##product = activation == A_Q32 ? 32 : 256, SCALED_##product = values, \
+    OFFSET_##product = offset, MINIMA_##product = minima,
+    PRODUCTS(X)
 #undef X
+};
 
 /* Block b of a format with blocks of 32 values, whose bytes of 16 rows are `bytes`: where these and its scales go. */
 struct place { uint8_t *bytes, *scales; };

@@ -1,5 +1,6 @@
 /* Q5_K. Plain, 256 values: as Q4_K, with 32 bytes before the nibbles: bit j of byte l is the fifth bit of value 32 j + l.
  * Tile, a block: nibbles [32][row][4], fifth bits [8][row][4], packed scales [3][row][4], d [row], dmin [row]. */
+#include "quants/k_scales.h"
 enum { STRIDE_Q5_K = TILE_Q5_K };
 
 VEC void tile_q5_k(uint8_t *tile, struct rows rows, int b, int blocks) {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from colibri.config import Activation, KvType, Score
 from colibri.conversion import dequantize as conversion
 from colibri.conversion.calibration import glu
+from colibri.weights.block_types import BY_NAME
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -36,16 +37,13 @@ class Format(NamedTuple):
     activation: Literal["f32", "q32", "q256"]
 
 
+ACTIVATIONS: dict[Literal["f32", "q32", "q256"], tuple[str, ...]] = {
+    "f32": ("F32", "F16", "BF16"),
+    "q32": ("Q4_0", "Q8_0", "MXFP4"),
+    "q256": ("Q4_K", "Q5_K", "Q6_K"),
+}
 FORMATS = {
-    "F32": Format(0, 1, 4, "f32"),
-    "F16": Format(1, 1, 2, "f32"),
-    "BF16": Format(30, 1, 2, "f32"),
-    "Q4_0": Format(2, 32, 18, "q32"),
-    "Q8_0": Format(8, 32, 34, "q32"),
-    "MXFP4": Format(39, 32, 17, "q32"),
-    "Q4_K": Format(12, 256, 144, "q256"),
-    "Q5_K": Format(13, 256, 176, "q256"),
-    "Q6_K": Format(14, 256, 210, "q256"),
+    name: Format(*BY_NAME[name][1:], activation) for activation, names in ACTIVATIONS.items() for name in names
 }
 
 
