@@ -3,7 +3,10 @@
  * A region is published by changing `state`: the region's number, how many workers joined it, and whether it is open. A
  * worker that sees a new number joins, runs the function and reports back. pool_share closes the region as soon as the
  * caller has run out of work, so a worker that the system has not scheduled yet delays nobody: that keeps more threads
- * than processors, and two engines on one machine, from collapsing. */
+ * than processors, and two engines on one machine, from collapsing.
+ *
+ * What a worker does next follows from one look at `state`, stopping too: what is seen at two times may belong to two
+ * regions. tests/helpers/pool_protocol.py states what follows step by step, and every order of the steps is tried. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -22,14 +25,15 @@
 /* Longer than the gaps inside a decode step, shorter than anyone notices. */
 enum { SPIN_NS = 30000, YIELD_NS = 500000 };
 #define OPEN ((uint64_t)1)
-#define JOIN ((uint64_t)2)
+#define STOP ((uint64_t)2)
+#define JOIN ((uint64_t)4)
 #define REGION ((uint64_t)1 << 32)
 
 static struct {
-    _Alignas(64) _Atomic uint64_t state; /* REGION * number + JOIN * workers that joined + OPEN */
+    _Alignas(64) _Atomic uint64_t state; /* REGION * number + JOIN * workers that joined + STOP or OPEN */
     _Alignas(64) atomic_uint finished;   /* workers that reported back */
     _Alignas(64) atomic_int sleepers;
-    atomic_bool caller_sleeps, stop;
+    atomic_bool caller_sleeps;
     unsigned first; /* the region before the first that the workers take part in */
     pool_function *function;
     void *context;
@@ -109,16 +113,17 @@ static void sleep_until_finished(unsigned joined) {
 
 /* ---- workers -------------------------------------------------------------------------------------------------- */
 
-/* Joins the region in progress if it is open and not `seen`; `seen` becomes its number. */
-static bool join_region(unsigned *seen) {
+enum call { PASSED, JOINED, STOPPED };
+
+/* What the latest region asks of a worker: nothing any more, to join, as it then has, or to end. */
+static enum call answer(unsigned *seen) {
     uint64_t state = atomic_load(&pool.state);
-    while (state & OPEN && (unsigned)(state >> 32) != *seen) {
-        if (!atomic_compare_exchange_weak(&pool.state, &state, state + JOIN)) continue;
+    do {
         *seen = (unsigned)(state >> 32);
-        return true;
-    }
-    *seen = (unsigned)(state >> 32);
-    return false;
+        if (state & STOP) return STOPPED;
+        if (!(state & OPEN)) return PASSED;
+    } while (!atomic_compare_exchange_weak(&pool.state, &state, state + JOIN));
+    return JOINED;
 }
 
 static void report_back(void) {
@@ -134,11 +139,18 @@ static void *work(void *argument) {
     unsigned seen = pool.first;
     for (;;) {
         if (!wait_awake(is_new_region, seen)) sleep_until_new_region(seen);
-        if (atomic_load(&pool.stop)) return NULL;
-        if (!join_region(&seen)) continue;
+        const enum call call = answer(&seen);
+        if (call == STOPPED) return NULL;
+        if (call == PASSED) continue;
         pool.function(pool.context, thread, pool.threads);
         report_back();
     }
+}
+
+/* The next region: OPEN, or STOP, which stays until the one after it. The number wraps after 2^32. */
+static void publish(uint64_t what) {
+    const uint64_t number = (uint64_t)(region_number() + 1) << 32;
+    atomic_exchange(&pool.state, number | what); /* as above: before `sleepers` is looked at */
 }
 
 static void wake_sleepers(int wanted) {
@@ -166,11 +178,9 @@ static void keep_away(void) {
 }
 
 static void stop_workers(void) {
-    atomic_store(&pool.stop, true);
-    atomic_fetch_add(&pool.state, REGION);
+    publish(STOP);
     wake_sleepers(POOL_MAX_THREADS);
     for (int i = 0; i < pool.started; i++) pthread_join(pool.worker[i], NULL);
-    atomic_store(&pool.stop, false);
     pool.started = 0;
 }
 
@@ -201,7 +211,6 @@ static void after_fork(void) {
     atomic_store(&pool.state, 0);
     atomic_store(&pool.sleepers, 0);
     atomic_store(&pool.caller_sleeps, false);
-    atomic_store(&pool.stop, false);
     pool.started = 0;
     lock_depth = 0;
 }
@@ -260,8 +269,7 @@ static void run_region(pool_function *function, void *context, bool everyone) {
     pool.function = function;
     pool.context = context;
     atomic_store_explicit(&pool.finished, 0, memory_order_relaxed);
-    uint64_t number = (uint64_t)(region_number() + 1) << 32; /* wraps after 2^32 regions */
-    atomic_exchange(&pool.state, number | OPEN); /* as above: before `sleepers` is looked at */
+    publish(OPEN);
     wake_sleepers(everyone || pool.threads <= pool.cpus ? pool.threads - 1 : pool.cpus - 1);
     function(context, 0, pool.threads);
     if (everyone) wait_for_all((unsigned)pool.threads - 1);

@@ -24,7 +24,7 @@ void choose_isa(const std::string &name) {
 void set_threads(int threads, int cpus) {
     if (threads < 1 || threads > POOL_MAX_THREADS)
         wrong("threads", text(threads), text("1 to ", int(POOL_MAX_THREADS)));
-    pool_set_threads(threads, cpus);
+    unlocked([&] { pool_set_threads(threads, cpus); }); /* waits for the region that runs and for workers to end */
 }
 
 nb::list block_types() {

@@ -1,4 +1,4 @@
-/* Every thread runs every region once, regions of several callers take turns, a forked child has a pool of its own, and
+/* Every thread runs every region once, workers can be stopped at any time, regions of several callers take turns, a forked child has a pool of its own, and
  * no item is lost when the system refuses threads; workers keep away from the caller's processor. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -118,6 +118,43 @@ static void check_after_sleep(void) {
     for (int t = 0; t < 3; t++) REQUIRE(count.calls[t] == 20);
 }
 
+/* A stop right after a short region meets workers that have not looked at it yet, are in it or wait for the next one. */
+static void check_stops(int threads, int cpus, int rounds) {
+    struct count count = {.threads = 0};
+    for (int i = 0; i < rounds; i++) {
+        pool_set_threads(threads, cpus);
+        pool_share(take_ranges, &count, i % 3, false);
+        for (int spin = i % 64 * 16; spin; spin--) atomic_load(&count.seen[99]);
+        if (i % 4 == 0) pool_run(count_calls, &count);
+    }
+    for (int t = 0; t < threads; t++) REQUIRE(count.calls[t] == (rounds + 3) / 4);
+}
+
+/* Callers that run regions meet one that changes the number of threads. */
+static void *stop_often(void *argument) {
+    (void)argument;
+    for (int i = 0; i < 300; i++) pool_set_threads(2 + i % 2, 2);
+    return NULL;
+}
+
+static void *take_often(void *argument) {
+    struct count count = {.threads = 0};
+    (void)argument;
+    for (int i = 0; i < 300; i++) {
+        pool_lock();
+        pool_share(take_ranges, &count, 100, false);
+        pool_unlock();
+    }
+    for (int item = 0; item < 100; item++) REQUIRE(count.seen[item] == 300);
+    return NULL;
+}
+
+static void check_stops_between_callers(void) {
+    pthread_t callers[3];
+    for (int i = 0; i < 3; i++) REQUIRE(!pthread_create(&callers[i], NULL, i ? take_often : stop_often, NULL));
+    for (int i = 0; i < 3; i++) pthread_join(callers[i], NULL);
+}
+
 struct places { cpu_set_t allowed[POOL_MAX_THREADS]; };
 
 static void where(void *context, int thread, int threads) {
@@ -165,6 +202,9 @@ int main(void) {
     check_regions(3, 200);
     check_regions(7, 100);
     check_callers();
+    check_stops(2, 2, 20000);
+    check_stops(3, 2, 2000); /* more threads than processors give way at once */
+    check_stops_between_callers();
     check_after_sleep();
     check_places();
     check_no_room();
