@@ -35,7 +35,8 @@ def calls() -> dict[str, Callable[[], object]]:
     q, k, v = (ops.tensor("F32", (1, 16)) for _ in range(3))
     batch, angles = ops.Batch(position, sequence, tables), ops.tensor("F32", (16, 4))
     keys, values = ops.tensor("F16", (1, 1, 16, ops.KV_BLOCK)), ops.tensor("F16", (1, 1, ops.KV_BLOCK, 16))
-    norm, routing, rule = ops.Norm(weight, 1e-6), ops.Routing("softmax", True), ops.AttentionRule(angles, angles)
+    norm, rule = ops.Norm(weight, 1e-6), ops.AttentionRule(angles, angles)
+    routing = ops.Routing("softmax", renormalize=True)
     return {
         "rows": lambda: row.rows(0, 1),
         "numpy": row.numpy,
@@ -53,7 +54,7 @@ def router(tokens: int, experts: int, chosen: int, score: str) -> Callable[[], o
     ids, weights = ops.tensor("I32", (tokens, chosen)), ops.tensor("F32", (tokens, chosen))
     logits = ops.tensor("F32", (tokens, experts))
     logits.numpy()[...] = np.random.default_rng(0).normal(0, 2, logits.shape)
-    routing = ops.Routing(score, True)
+    routing = ops.Routing(score, renormalize=True)
     return lambda: ops.router(ids, weights, logits, routing)
 
 

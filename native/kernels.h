@@ -49,8 +49,6 @@ static inline size_t tile_stride(int type, int64_t k) {
 
 /* Gated activations of an expert. */
 enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_COUNT };
-/* Router scores. */
-enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_COUNT };
 
 /* y[c][row] (+)= sum_k w[row][k] * x[c][k] for tiles [first, last) of a tiled matrix and n columns (any n >= 1).
  * x[c] points to floats, q32 or q256 blocks as the type and mode ask. y[c] points to row 0 of column c.
@@ -59,9 +57,19 @@ enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_COUNT };
 typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int last, const void *const *x,
                            float *const *y, int n, bool accumulate, const void *then);
 
-/* How the router chooses. */
-#define ROUTER_SCRATCH(experts) (2 * (((size_t)(experts) + 15) / 16 * 16))
-struct routing { int experts, k, score; bool renormalize; float scale; const float *bias; };
+/* How the router chooses: score of (logits + bias); the choice by score + correction among the experts of the kept groups,
+ * which are those of the largest score or sum of two scores; the weight is the score, or the softmax of the chosen
+ * logits, divided by max(sum + sum_added, sum_least) if renormalised, times scale and expert_scale. Vectors are of
+ * `experts` values and may be NULL. Of equals the lowest index comes first. */
+enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SQRT_SOFTPLUS, SCORE_IDENTITY, SCORE_COUNT };
+struct routing {
+    int experts, k, score;
+    int groups, kept_groups; /* 1 and 1: none */
+    bool group_of_two, softmax_of_chosen, renormalize;
+    float sum_added, sum_least, scale;
+    const float *bias, *correction, *expert_scale;
+};
+#define ROUTER_SCRATCH(experts) (4 * (((size_t)(experts) + 15) / 16 * 16))
 
 /* What a cache holds: half floats, or int8 with a scale (a half float) for each 32 dimensions of a head. A block is
  * ATTENTION_SPLIT tokens of one kv head: keys (ATTENTION_SPLIT / 16, key_dim, 16), values (ATTENTION_SPLIT, value_dim).
@@ -115,7 +123,7 @@ struct kernels {
     /* out (n, may be NULL) = exp((x - high) / temperature); parts: the sums of every SAMPLING_PART of them */
     void (*exponentials)(float *out, double *parts, const float *x, float high, float temperature, int64_t n);
     /* one token's experts and weights (k) from logits (experts); scratch: ROUTER_SCRATCH(experts) floats;
-     * false: a logit or a biased score is not finite */
+     * false: a logit, a corrected score or a weight is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
     void (*kv_append[KV_COUNT])(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim);

@@ -25,17 +25,52 @@ void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     region_combine(out.f32(), slots.f32(), weights.f32(), int(out.shape[0]), int(weights.shape[1]), int(out.shape[1]));
 }
 
-/* How experts are chosen; `bias` moves the choice and not the weights. */
+/* How experts are chosen and weighed, see struct routing. */
 struct Routing {
-    int score;
-    bool renormalize;
-    std::optional<Tensor> bias;
-    float scale;
+    struct routing rule; /* all but what depends on the logits */
+    std::optional<Tensor> bias, correction, expert_scale;
 
-    Routing(const std::string &score, bool renormalize, const Tensor *bias, float scale)
-        : score(choice(score, "score", {"softmax", "sigmoid"})), renormalize(renormalize), scale(scale) {
+    Routing(const std::string &score, bool softmax_of_chosen, bool renormalize, float sum_added, float sum_least,
+            float scale, int groups, int kept_groups, const std::string &group_score, const Tensor *bias,
+            const Tensor *correction, const Tensor *expert_scale)
+        : rule{} {
+        rule.score = choice(score, "score", {"softmax", "sigmoid", "sqrt_softplus", "identity"});
+        rule.group_of_two = choice(group_score, "group_score", {"max", "sum_of_two"});
+        rule.softmax_of_chosen = softmax_of_chosen, rule.renormalize = renormalize;
+        rule.groups = groups, rule.kept_groups = kept_groups;
+        rule.sum_added = sum_added, rule.sum_least = sum_least, rule.scale = scale;
         expect_finite("scale", scale);
-        if (bias) f32_of(*bias, "bias", -1), this->bias = *bias;
+        if (!(sum_added >= 0 && std::isfinite(sum_added))) wrong("sum_added", text(sum_added), "a finite number from 0");
+        if (!(sum_least >= 0 && std::isfinite(sum_least))) wrong("sum_least", text(sum_least), "a finite number from 0");
+        if (groups < 1) wrong("groups", text(groups), "1 (none) or more");
+        if (kept_groups < 1 || kept_groups > groups) wrong("kept_groups", text(kept_groups), text("1 to ", groups));
+        if (renormalize && rule.score == SCORE_IDENTITY && !softmax_of_chosen)
+            wrong("renormalize", "True with identity scores", "False, since logits may be negative");
+        keep(bias, "bias", this->bias);
+        keep(correction, "correction", this->correction);
+        keep(expert_scale, "expert_scale", this->expert_scale);
+    }
+
+    /* The rule for logits of so many experts, k of them chosen; checked. */
+    struct routing with(int64_t experts, int64_t k) const {
+        struct routing r = rule;
+        r.experts = int(experts), r.k = int(k);
+        const int64_t size = experts / r.groups;
+        if (experts % r.groups || size < (r.group_of_two && r.groups > 1 ? 2 : 1))
+            wrong("groups", text(r.groups), text("a divisor of ", experts, " experts, groups of two with sum_of_two"));
+        if (k > size * r.kept_groups)
+            wrong("weights", text(k, " columns"), text("1 to ", size * r.kept_groups, ", the experts of the kept groups"));
+        r.bias = of(bias, "bias", experts), r.correction = of(correction, "correction", experts);
+        r.expert_scale = of(expert_scale, "expert_scale", experts);
+        return r;
+    }
+
+  private:
+    static void keep(const Tensor *vector, const char *name, std::optional<Tensor> &kept) {
+        if (vector) f32_of(*vector, name, -1), kept = *vector;
+    }
+    static const float *of(const std::optional<Tensor> &vector, const char *name, int64_t n) {
+        return vector ? f32_of(*vector, name, n) : nullptr;
     }
 };
 
@@ -49,14 +84,13 @@ bool router(Tensor &ids, Tensor &weights, const Tensor &logits, const Routing &r
     expect_apart(ids, "ids", logits, "logits");
     expect_apart(weights, "weights", logits, "logits");
     expect_apart(ids, "ids", weights, "weights");
-    const float *bias = rule.bias ? f32_of(*rule.bias, "bias", experts) : nullptr;
-    const struct routing routing = {int(experts), int(k), rule.score, rule.renormalize, rule.scale, bias};
+    const struct routing routing = rule.with(experts, k);
     const int status = region_router(ids.i32(), weights.f32(), logits.f32(), int(n), &routing);
     if (status != REGION_NOT_FINITE) check_region(status);
     return !status;
 }
 
-/* The norm of x, the gate's product and the choice. False: x or a logit is not finite. */
+/* The norm of x, the gate's product and the choice. False: x, a logit or a weight is not finite. */
 bool route(Tensor &ids, Tensor &weights, Tensor &logits, Tensor &normed, const Tensor &x, const Norm &before,
            const Tensor &gate, const Routing &rule) {
     Products products(normed);
@@ -83,8 +117,11 @@ void sample(const Array<int32_t, 1> &tokens, const Array<double, 1> &norms, cons
 
 void bind_rows(nb::module_ &m) {
     nb::class_<Routing>(m, "Routing")
-        .def(nb::init<const std::string &, bool, const Tensor *, float>(), "score"_a, "renormalize"_a, optional("bias"),
-             "scale"_a = 1.0f);
+        .def(nb::init<const std::string &, bool, bool, float, float, float, int, int, const std::string &, const Tensor *,
+                      const Tensor *, const Tensor *>(),
+             "score"_a, nb::kw_only(), "softmax_of_chosen"_a = false, "renormalize"_a = false, "sum_added"_a = 0.0f,
+             "sum_least"_a = 1e-20f, "scale"_a = 1.0f, "groups"_a = 1, "kept_groups"_a = 1, "group_score"_a = "max",
+             optional("bias"), optional("correction"), optional("expert_scale"));
     m.def("add", &add, "out"_a, "x"_a);
     m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
     m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "routing"_a);

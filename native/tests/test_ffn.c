@@ -77,7 +77,7 @@ static void check_layer(const struct layer *l, const struct tokens *t, bool exac
 static void check_table(const struct kernels *table) {
     static struct tokens t;
     float scratch[ROUTER_SCRATCH(EXPERTS)], logits[EXPERTS];
-    const struct routing routing = {EXPERTS, K, SCORE_SOFTMAX, true, 1.0f, NULL};
+    const struct routing routing = {.experts = EXPERTS, .k = K, .groups = 1, .kept_groups = 1, .renormalize = true, .scale = 1};
     use_isa(table->isa);
     for (int i = 0; i < TOKENS * HIDDEN; i++) t.x[i] = random_float();
     for (int token = 0; token < TOKENS; token++) {

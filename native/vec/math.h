@@ -28,6 +28,19 @@ VEC vf vf_exp(vf x) {
     return vf_select_less(given, lowest, vf_zero(), power);
 }
 VEC vf vf_sigmoid(vf x) { return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
+VEC vf vf_sqrt(vf x) {
+    float lanes[16];
+    vf_store(lanes, x);
+    for (int i = 0; i < 16; i++) lanes[i] = sqrtf(lanes[i]); /* rounded correctly everywhere */
+    return vf_load(lanes);
+}
+/* ln(1 + e^x) = max(x, 0) + ln(1 + t), t = e^-|x|; ln(1 + t) = 2 artanh z = 2 (z + z^3/3 + ...), z = t / (2 + t) <= 1/3 */
+VEC vf vf_softplus(vf x) {
+    const vf t = vf_exp(vf_sub(vf_zero(), vf_abs(x))), z = vf_div(t, vf_add(vf_set1(2.0f), t)), square = vf_mul(z, z);
+    vf p = vf_set1(1.0f / 15);
+    for (int odd = 13; odd > 0; odd -= 2) p = vf_fma(p, square, vf_set1(1.0f / (float)odd));
+    return vf_fma(vf_add(z, z), p, vf_max(vf_zero(), x));
+}
 VEC vf vf_silu(vf x) { return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x)))); }
 /* x/2 (1 + erf(x / sqrt 2)); erf of |x| / sqrt 2 as Abramowitz and Stegun 7.1.26 have it, within 1.5e-7 */
 VEC vf vf_gelu_erf(vf x) {

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import Activation, KvType, Score
+from colibri.config import Activation, KvType
 from colibri.conversion import dequantize as conversion
 from colibri.conversion.calibration import glu
 from colibri.weights.block_types import BY_NAME
@@ -220,22 +220,65 @@ def _softmax(x: F64) -> F64:
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def router(logits: F32, k: int, score: Score, renormalize: bool, bias: F32 | None = None,
-           scale: float = 1.0) -> tuple[I32, F32]:  # fmt: skip
+Score = Literal["softmax", "sigmoid", "sqrt_softplus", "identity"]  # of a router's logits
+
+
+class Routing(NamedTuple):
+    """How experts are chosen and weighed, see `router`."""
+
+    score: Score = "softmax"
+    softmax_of_chosen: bool = False
+    renormalize: bool = False
+    sum_added: float = 0.0
+    sum_least: float = 1e-20
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: Literal["max", "sum_of_two"] = "max"
+    bias: F32 | None = None
+    correction: F32 | None = None
+    expert_scale: F32 | None = None
+
+
+def scores_of(logits: F64, score: Score) -> F64:
+    """Scores of logits (n, experts)."""
+    if score == "softmax":
+        return _softmax(logits)
+    if score == "sigmoid":
+        return np.asarray(np.exp(-np.logaddexp(0.0, -logits)))
+    return np.sqrt(np.logaddexp(0.0, logits)) if score == "sqrt_softplus" else logits
+
+
+def router(logits: F32, k: int, r: Routing) -> tuple[I32, F32]:
     """The k experts of each token and their weights, both (n, k), from logits (n, experts).
 
-    Experts are chosen by score + bias and ordered by it, descending, the lower id first on ties; the weight is the
-    score without the bias, divided by their sum if `renormalize`, times `scale`. Scores are float32, so that ties are
-    those of the native op's precision.
+    Experts are chosen by score(logits + bias) + correction and ordered by it, descending, the lower id first on ties,
+    from `kept_groups` of `groups`: those with the largest, or the largest sum of two. A weight is the expert's score,
+    or the softmax of the chosen logits, divided by max(sum + sum_added, sum_least) if `renormalize`, times `scale` and
+    `expert_scale`. Scores are float32, so that ties are those of the native op's precision.
     """
-    wide = logits.astype(np.float64)
-    scores = _softmax(wide) if score == "softmax" else np.exp(-np.logaddexp(0.0, -wide))
-    choice = scores.astype(np.float32) if bias is None else scores.astype(np.float32) + bias
+    wide = (logits if r.bias is None else logits + r.bias).astype(np.float64)
+    scores = scores_of(wide, r.score)
+    choice = scores.astype(np.float32) + (0 if r.correction is None else r.correction)
+    choice = _of_kept_groups(choice, r)
     ids = np.argsort(-choice, axis=1, kind="stable")[:, :k].astype(np.int32)
-    weights = np.take_along_axis(scores, ids, axis=1)
-    if renormalize:
-        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-20)
-    return ids, (weights * scale).astype(np.float32)
+    weights = np.take_along_axis(wide if r.softmax_of_chosen else scores, ids, axis=1)
+    if r.softmax_of_chosen:
+        weights = _softmax(weights)
+    if r.renormalize:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True) + r.sum_added, r.sum_least)
+    if r.expert_scale is not None:
+        weights = weights * r.expert_scale[ids]
+    return ids, (weights * r.scale).astype(np.float32)
+
+
+def _of_kept_groups(choice: F32, r: Routing) -> F32:
+    """choice (n, experts), minus infinity for experts of other groups."""
+    groups = np.sort(choice.reshape(len(choice), r.groups, -1), axis=2)
+    value = groups[..., -2:].sum(axis=2) if r.group_score == "sum_of_two" else groups[..., -1]
+    kept = np.argsort(-value, axis=1, kind="stable")[:, : r.kept_groups]
+    is_kept = (kept[:, :, None] == np.arange(r.groups)).any(axis=1)  # (n, groups)
+    return np.where(is_kept.repeat(choice.shape[1] // r.groups, axis=1), choice, np.float32(-np.inf))
 
 
 class Expert(NamedTuple):

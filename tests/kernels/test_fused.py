@@ -50,7 +50,7 @@ def test_norm_matmul(n: int, with_bias: bool) -> None:
 @pytest.mark.parametrize("n", [1, 50])
 def test_route(n: int) -> None:
     x, norm, gate = plain(normal(n, HIDDEN)), ops.Norm(plain(normal(HIDDEN, seed=1)), 1e-5), weight(EXPERTS)
-    routing = ops.Routing("sigmoid", True, plain(normal(EXPERTS, seed=3)), 2.5)
+    routing = ops.Routing("sigmoid", renormalize=True, correction=plain(normal(EXPERTS, seed=3)), scale=2.5)
 
     def run(fused: bool) -> list[bytes]:
         normed, logits = ops.tensor("F32", (n, HIDDEN)), ops.tensor("F32", (n, EXPERTS))
@@ -107,7 +107,7 @@ def test_nothing_is_computed_from_what_is_not_finite(bad: float) -> None:
     assert not ops.norm_matmul((out,), normed, plain(x), norm, (weight(16),))
     assert out.numpy().tobytes() == before
     ids, weights = plain(np.full((2, K), 7, np.int32)), ops.tensor("F32", (2, K))
-    routing, logits = ops.Routing("softmax", True), ops.tensor("F32", (2, EXPERTS))
+    routing, logits = ops.Routing("softmax", renormalize=True), ops.tensor("F32", (2, EXPERTS))
     assert not ops.route(ids, weights, logits, normed, plain(x), norm, weight(EXPERTS), routing)
     assert (ids.numpy() == 7).all()
 
@@ -149,7 +149,7 @@ def test_wrong_arguments_are_named() -> None:
         with pytest.raises(ValueError, match="scale: found"):
             ops.AttentionRule(scale=scale)
         with pytest.raises(ValueError, match="scale: found"):
-            ops.Routing("softmax", True, scale=scale)
+            ops.Routing("softmax", scale=scale)
     for part in ("cosine", "sine"):
         with pytest.raises(ValueError, match=f"cosine, sine: found {part} only"):
             ops.AttentionRule(**{part: x})
@@ -171,7 +171,7 @@ def test_no_op_writes_where_it_reads() -> None:
     own_ids, own_weights = ops.tensor("I32", (4, 1)), ops.tensor("F32", (4, 1))
     keys, values = ops.tensor("F16", (1, 1, 16, 256)), ops.tensor("F16", (1, 1, 256, 16))
     batch = ops.Batch(np.arange(4, dtype=np.int32), np.zeros(4, np.int32), [np.zeros(1, np.int32)])
-    rule, routing, table = ops.AttentionRule(), ops.Routing("softmax", True), ops.ExpertTable(1, 16, 16)
+    rule, routing, table = ops.AttentionRule(), ops.Routing("softmax", renormalize=True), ops.ExpertTable(1, 16, 16)
     table.set(0, None, gate, gate)
     for call in (
         lambda: ops.norm(y, x, norm),

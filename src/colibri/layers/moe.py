@@ -93,7 +93,7 @@ class SharedExpert:
         )
         self._coefficient = (weights.matrix(self._name, 2, hidden),)
         self._bias = (weights.vector(f"{name}.bias", 2),)
-        self._softmax = ops.Routing("softmax", False)
+        self._softmax = ops.Routing("softmax")
 
     def weigh(self, rows: Rows) -> None:
         """Scale rows.weights by what the routed experts count, and keep what this one counts.

@@ -19,7 +19,9 @@ class Router:
         self._name = f"blk.{layer}.ffn_gate_inp.weight"
         self._gate = weights.matrix(self._name, config.experts, config.hidden_size)
         correction = weights.optional_vector(f"blk.{layer}.exp_probs_b.bias", config.experts)
-        self._routing = ops.Routing(config.score, config.renormalize, correction, config.expert_scale)
+        self._routing = ops.Routing(
+            config.score, renormalize=config.renormalize, scale=config.expert_scale, correction=correction
+        )
         self._norm = norm
 
     def __call__(

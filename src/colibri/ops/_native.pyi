@@ -102,7 +102,22 @@ def add(out: Tensor, x: Tensor) -> None: ...
 def combine(out: Tensor, slots: Tensor, weights: Tensor) -> None: ...
 
 class Routing:
-    def __init__(self, score: str, renormalize: bool, bias: Tensor | None = None, scale: float = 1.0) -> None: ...
+    def __init__(
+        self,
+        score: str,  # softmax, sigmoid, sqrt_softplus, identity; of logits + bias
+        *,
+        softmax_of_chosen: bool = False,  # weights: of the chosen logits, not their scores
+        renormalize: bool = False,  # weights / max(their sum + sum_added, sum_least)
+        sum_added: float = 0.0,
+        sum_least: float = 1e-20,
+        scale: float = 1.0,
+        groups: int = 1,
+        kept_groups: int = 1,  # whose experts may be chosen: those of the largest group_score
+        group_score: str = "max",  # or sum_of_two, of score + correction
+        bias: Tensor | None = None,
+        correction: Tensor | None = None,  # is added to the scores for the choice alone
+        expert_scale: Tensor | None = None,
+    ) -> None: ...
 
 def router(ids: Tensor, weights: Tensor, logits: Tensor, routing: Routing) -> bool: ...
 def route(

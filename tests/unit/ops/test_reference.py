@@ -116,11 +116,11 @@ def test_kv_append_places_keys_by_lane() -> None:
 
 def test_router_rules() -> None:
     logits = np.log(np.array([[1, 4, 4, 2]], np.float32))
-    ids, weights = ref.router(logits, 2, "softmax", False)
+    ids, weights = ref.router(logits, 2, ref.Routing())
     np.testing.assert_array_equal(ids, [[1, 2]])
     np.testing.assert_allclose(weights, [[4 / 11, 4 / 11]], rtol=1e-6)
-    np.testing.assert_allclose(ref.router(logits, 2, "softmax", True, scale=3)[1], [[1.5, 1.5]], rtol=1e-6)
-    ids, weights = ref.router(logits, 2, "sigmoid", False, bias=np.array([9, 0, 0, 0], np.float32))
+    np.testing.assert_allclose(ref.router(logits, 2, ref.Routing(renormalize=True, scale=3))[1], 1.5, rtol=1e-6)
+    ids, weights = ref.router(logits, 2, ref.Routing("sigmoid", correction=np.array([9, 0, 0, 0], np.float32)))
     np.testing.assert_array_equal(ids, [[0, 1]])
     np.testing.assert_allclose(weights, [[1 / 2, 4 / 5]], rtol=1e-6)
 
