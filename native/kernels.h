@@ -1,5 +1,6 @@
 /* The whole native API on one page: the block types, the activation formats and one function pointer an op.
- * Every file of ops is compiled once per instruction set and fills its part of `struct kernels`; see dispatch.c.
+ * Every file of ops is compiled once per instruction set, which COLIBRI_ISA names; ops/kernels.def says which function
+ * is which member, ops/table.c makes the constant table of a set, dispatch.c chooses one.
  * Rules: a kernel takes a range and scratch, never allocates, locks, spawns or does I/O, and gives the same
  * bits on every instruction set (see docs/design.md). */
 #ifndef COLIBRI_KERNELS_H
@@ -138,4 +139,14 @@ struct kernels {
     int dot_round_products;                                                      /* multiplications in a round */
 };
 extern const struct kernels *kernels; /* the chosen table */
+
+#ifdef COLIBRI_ISA /* in a file of ops */
+#define JOINED(name, isa) name##_##isa
+#define NAME_FOR(name, isa) JOINED(name, isa)
+#define KERNEL(name) NAME_FOR(name, COLIBRI_ISA)
+extern const struct kernels KERNEL(kernels);
+#define OP(member, name) extern __typeof__(*((struct kernels *)0)->member) KERNEL(name);
+#include "ops/kernels.def"
+#undef OP
+#endif
 #endif

@@ -22,6 +22,16 @@ def _own_cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines say which instruction sets of the build were not executed."""
+    from colibri import ops
+
+    missing = [isa for isa in ops.isas_of_build() if isa not in ops.isas()]
+    terminalreporter.write_line(f"instruction sets executed: {', '.join(ops.isas())}")
+    if missing:
+        terminalreporter.write_line(f"NOT executed, this processor has no {', '.join(missing)}")
+
+
 @pytest.fixture(scope="session")
 def sentencepiece() -> dict[str, Any]:
     """A model trained with the `sentencepiece` package, and what that package makes of some texts."""

@@ -6,10 +6,10 @@
 namespace colibri {
 namespace {
 
-nb::tuple isas() {
+nb::tuple isas(bool of_build) {
     nb::list names;
     for (int i = 0; i < isa_count(); i++)
-        if (kernels_for(isa_name(i))) names.append(isa_name(i));
+        if (of_build || kernels_for(isa_name(i))) names.append(isa_name(i));
     return nb::tuple(names);
 }
 
@@ -62,7 +62,8 @@ nb::tuple measure_handover(double seconds) {
 
 void bind_machine(nb::module_ &m) {
     m.def("isa", [] { return kernels->isa; });
-    m.def("isas", &isas);
+    m.def("isas", [] { return isas(false); });
+    m.def("isas_of_build", [] { return isas(true); });
     m.def("use_isa", &choose_isa, "name"_a);
     m.def("threads", &pool_threads);
     m.def("set_threads", &set_threads, "threads"_a, "cpus"_a);

@@ -4,7 +4,7 @@
 #include "vec/math.h"
 #include "vec/vec.h"
 
-static void quantize_q32(void *out, const float *x, int n) {
+void KERNEL(quantize_q32)(void *out, const float *x, int n) {
     struct q32_block *block = out;
     for (int i = 0; i < n; i += 32, block++) {
         vf inverse;
@@ -14,7 +14,7 @@ static void quantize_q32(void *out, const float *x, int n) {
     }
 }
 
-static void quantize_q256(void *out, const float *x, int n) {
+void KERNEL(quantize_q256)(void *out, const float *x, int n) {
     static const int place[8] = {0, 2, 1, 3, 4, 6, 5, 7};
     struct q256_block *block = out;
     for (int i = 0; i < n; i += 256, block++) {
@@ -30,13 +30,13 @@ static void quantize_q256(void *out, const float *x, int n) {
     }
 }
 
-static void quantize_f32(void *out, const float *x, int n) { memcpy(out, x, (size_t)n * sizeof *x); }
+void KERNEL(quantize_f32)(void *out, const float *x, int n) { memcpy(out, x, (size_t)n * sizeof *x); }
 
 VEC vf silu(vf gate, vf up) { return vf_mul(vf_silu(gate), up); }
 VEC vf gelu_tanh(vf gate, vf up) { return vf_mul(vf_gelu_tanh(gate), up); }
 VEC vf gelu_erf(vf gate, vf up) { return vf_mul(vf_gelu_erf(gate), up); }
 #define GLU(name)                                                                                  \
-    static void glu_##name(float *out, const float *gate, const float *up, int n) {                \
+    void KERNEL(glu_##name)(float *out, const float *gate, const float *up, int n) {               \
         int i = 0;                                                                                 \
         for (; i + 16 <= n; i += 16) vf_store(out + i, name(vf_load(gate + i), vf_load(up + i)));  \
         vf rest = name(vf_load_first(gate + i, n - i), vf_load_first(up + i, n - i));              \
@@ -45,13 +45,3 @@ VEC vf gelu_erf(vf gate, vf up) { return vf_mul(vf_gelu_erf(gate), up); }
 GLU(silu)
 GLU(gelu_tanh)
 GLU(gelu_erf)
-
-void COLIBRI_FN(fill_activations)(struct kernels *);
-void COLIBRI_FN(fill_activations)(struct kernels *table) {
-    table->quantize[A_F32] = quantize_f32;
-    table->quantize[A_Q32] = quantize_q32;
-    table->quantize[A_Q256] = quantize_q256;
-    table->glu[GLU_SILU] = glu_silu;
-    table->glu[GLU_GELU_TANH] = glu_gelu_tanh;
-    table->glu[GLU_GELU_ERF] = glu_gelu_erf;
-}

@@ -34,7 +34,7 @@ VEC void vector_f16(uint16_t *out, const int step, const float *x, int dim) {
     }
 }
 
-static void append_f16(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
+void KERNEL(kv_append_f16)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     uint16_t *key = (uint16_t *)keys + (size_t)(rows->slot / 16) * (size_t)key_dim * 16 + rows->slot % 16;
     if (rows->n == 16 && key_dim % 16 == 0)
         for (int d = 0; d < key_dim; d += 16) key_tile_f16(key + d * 16, rows->k + d, rows->k_step);
@@ -61,7 +61,7 @@ static void append_int8(int8_t *out, uint16_t *scales, int step, const float *x,
     }
 }
 
-static void append_q8_0(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
+void KERNEL(kv_append_q8_0)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     int8_t *key = keys, *value = values;
     uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim);
     uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim);
@@ -76,7 +76,7 @@ static void append_q8_0(void *keys, void *values, const struct kv_rows *rows, in
 
 /* ---- queries ---- */
 
-static void pack(float *packed, const float *const *q, int rows, int key_dim, float scale) {
+void KERNEL(attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale) {
     for (int r = 0; r < rows; r++) {
         const float *row = q[r];
         for (int d = 0; d < key_dim; d++) packed[d * ATTENTION_ROWS + r] = row[d] * scale;
@@ -260,8 +260,8 @@ VEC void attend(const struct attention_part *part, float *scratch, const int typ
     if (type == KV_Q8_0) widen_scales(scales, part->values, part->value_dim);
     weigh(part, scratch, scales, first, last, type);
 }
-static void attend_f16(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_F16); }
-static void attend_q8_0(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_Q8_0); }
+void KERNEL(attention_part_f16)(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_F16); }
+void KERNEL(attention_part_q8_0)(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_Q8_0); }
 
 /* ---- blocks together ---- */
 
@@ -272,7 +272,7 @@ static float exp1(float x) {
 }
 
 /* (out, max, sum) of the blocks so far becomes that with one block more; max of minus infinity: no key was seen. */
-static void merge(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum, int dim) {
+void KERNEL(attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum, int dim) {
     if (part_max == -INFINITY) return;
     const bool none = *max == -INFINITY;
     const float most = !none && *max > part_max ? *max : part_max;
@@ -287,7 +287,7 @@ static void merge(float *out, float *max, float *sum, const float *part_out, flo
 }
 
 /* A sink is one more logit in the denominator. */
-static void finish(float *out, const float *acc, float max, float sum, const float *sink, int dim) {
+void KERNEL(attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim) {
     float factor = 1.0f;
     if (sink) {
         const float most = *sink > max ? *sink : max;
@@ -298,14 +298,4 @@ static void finish(float *out, const float *acc, float max, float sum, const flo
     int d = 0;
     for (; d + 16 <= dim; d += 16) vf_store(out + d, vf_mul(vf_load(acc + d), inverse));
     if (d < dim) vf_store_first(out + d, vf_mul(vf_load(acc + d), inverse), dim - d);
-}
-
-void COLIBRI_FN(fill_attention)(struct kernels *k) {
-    k->kv_append[KV_F16] = append_f16;
-    k->kv_append[KV_Q8_0] = append_q8_0;
-    k->attention_pack = pack;
-    k->attention_part[KV_F16] = attend_f16;
-    k->attention_part[KV_Q8_0] = attend_q8_0;
-    k->attention_merge = merge;
-    k->attention_finish = finish;
 }

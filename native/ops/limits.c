@@ -5,7 +5,7 @@
 enum { STEP = 512 };
 
 /* Reads all of it; bytes is a multiple of STEP. The result keeps the loads from being left out. */
-static int32_t read_all(const void *data, size_t bytes) {
+int32_t KERNEL(read_all)(const void *data, size_t bytes) {
     const uint8_t *p = data, *end = p + bytes;
     vb a = vb_load(p), b = a;
     for (; p < end; p += STEP)
@@ -19,7 +19,7 @@ static int32_t read_all(const void *data, size_t bytes) {
 }
 
 /* `rounds` times VEC_ACCUMULATORS dot products of 64 pairs of bytes on registers. */
-static int32_t dot_rounds(int rounds) {
+int32_t KERNEL(dot_rounds)(int rounds) {
     static const uint8_t lines[64 + 4] = {1, 2, 3};
     const uint8_t *bytes = lines;
     vi sums[VEC_ACCUMULATORS]; /* that differ, or one would do for all */
@@ -31,10 +31,4 @@ static int32_t dot_rounds(int rounds) {
     }
     VEC_UNROLL for (int i = 1; i < VEC_ACCUMULATORS; i++) sums[0] = vi_add(sums[0], sums[i]);
     return vi_sum(sums[0]);
-}
-
-void COLIBRI_FN(fill_limits)(struct kernels *k) {
-    k->read_all = read_all;
-    k->dot_rounds = dot_rounds;
-    k->dot_round_products = 64 * VEC_ACCUMULATORS;
 }

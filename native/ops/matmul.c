@@ -311,20 +311,11 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, 
     }
 }
 
-#define MATMUL(prefix, tiles, NAME, name)                                                                                 \
-    static void matmul_##prefix##_##name(const void *all, int k, int rows, int first, int last,                  \
-                                         const void *const *x, float *const *y, int n, bool accumulate,            \
-                                         const void *then) {                                                       \
-        matmul(prefix##_##name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate, then);                 \
+#define MATMUL(kernel, tiles, NAME, name)                                                                                  \
+    void KERNEL(kernel##_##NAME)(const void *all, int k, int rows, int first, int last, const void *const *x,              \
+                                 float *const *y, int n, bool accumulate, const void *then) {                              \
+        matmul(name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate, then);                               \
     }
-#define INTEGER(NAME, name, ...) MATMUL(fast, VEC_TILES, NAME, name) MATMUL(exact, 1, NAME, name)
-#define FLOAT(NAME, name, ...) MATMUL(exact, 1, NAME, name)
+#define INTEGER(NAME, name, ...) MATMUL(matmul, VEC_TILES, NAME, fast_##name) MATMUL(matmul_exact, 1, NAME, exact_##name)
+#define FLOAT(NAME, name, ...) MATMUL(matmul_exact, 1, NAME, exact_##name)
 #include "quants/quants.def"
-
-void COLIBRI_FN(fill_matmul)(struct kernels *);
-void COLIBRI_FN(fill_matmul)(struct kernels *table) {
-#define INTEGER(NAME, name, ...) \
-    table->matmul[T_##NAME] = matmul_fast_##name, table->matmul_exact[T_##NAME] = matmul_exact_##name;
-#define FLOAT(NAME, name, ...) table->matmul[T_##NAME] = table->matmul_exact[T_##NAME] = matmul_exact_##name;
-#include "quants/quants.def"
-}

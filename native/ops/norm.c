@@ -34,7 +34,7 @@ static float mean_of(const float *x, int n) {
     return vf_sum(sum) / (float)n;
 }
 
-static bool rms_norm(float *out, const float *x, const float *weight, int n, float eps) {
+bool KERNEL(rms_norm)(float *out, const float *x, const float *weight, int n, float eps) {
     const float total = sum_of_squares(x, n, 0.0f);
     const bool fits = total - total == 0.0f;
     const vf factor = vf_set1(1.0f / sqrtf(total / (float)n + eps));
@@ -48,7 +48,7 @@ static bool rms_norm(float *out, const float *x, const float *weight, int n, flo
     return fits;
 }
 
-static bool layer_norm(float *out, const float *x, const float *weight, const float *bias, int n, float eps) {
+bool KERNEL(layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps) {
     const float mean = mean_of(x, n), total = sum_of_squares(x, n, mean);
     const vf shift = vf_set1(mean), factor = vf_set1(1.0f / sqrtf(total / (float)n + eps));
     for (int i = 0; i < n; i += 16) {
@@ -57,9 +57,4 @@ static bool layer_norm(float *out, const float *x, const float *weight, const fl
         vf_store_first(out + i, vf_fma(scaled, vf_load_first(weight + i, lanes), vf_load_first(bias + i, lanes)), lanes);
     }
     return total - total == 0.0f;
-}
-
-void COLIBRI_FN(fill_norm)(struct kernels *k) {
-    k->rms_norm = rms_norm;
-    k->layer_norm = layer_norm;
 }

@@ -367,7 +367,7 @@ static float largest(int type) {
     }
 }
 
-static bool quantize_rows(int type, void *plain, const float *x, const float *importance, int64_t rows, int k) {
+bool KERNEL(quantize_rows)(int type, void *plain, const float *x, const float *importance, int64_t rows, int k) {
     if (!all_within(x, rows * k, largest(type))) return false;
     switch (type) {
     case T_F32: memcpy(plain, x, (size_t)(rows * k) * 4); break;
@@ -377,5 +377,3 @@ static bool quantize_rows(int type, void *plain, const float *x, const float *im
     }
     return true;
 }
-
-void COLIBRI_FN(fill_quantize)(struct kernels *k) { k->quantize_rows = quantize_rows; }

@@ -9,7 +9,7 @@ static void turn(float *first, float *second, const float *cosine, const float *
     vf_store_first(second, vf_fma(b, c, vf_mul(a, s)), n);
 }
 
-static void rope(float *x, const float *cosine, const float *sine, int rotary) {
+void KERNEL(rope)(float *x, const float *cosine, const float *sine, int rotary) {
     const int half = rotary / 2;
     int i = 0;
     for (; i + 16 <= half; i += 16) {
@@ -19,5 +19,3 @@ static void rope(float *x, const float *cosine, const float *sine, int rotary) {
     }
     if (i < half) turn(x + i, x + half + i, cosine + i, sine + i, half - i);
 }
-
-void COLIBRI_FN(fill_rope)(struct kernels *k) { k->rope = rope; }

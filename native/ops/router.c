@@ -119,7 +119,7 @@ static void softmax_in_place(float *weights, int k, float *scratch) {
     memcpy(weights, scratch, (size_t)k * sizeof *weights);
 }
 
-static bool router(int32_t *ids, float *weights, const float *logits, const struct routing *r, float *scratch) {
+bool KERNEL(router)(int32_t *ids, float *weights, const float *logits, const struct routing *r, float *scratch) {
     const int all = padded(r->experts);
     float *biased = scratch, *scores = biased + all, *choice = scores + all, *groups = choice + all;
     if (!sums(biased, logits, r->bias, r->experts)) return false;
@@ -140,5 +140,3 @@ static bool router(int32_t *ids, float *weights, const float *logits, const stru
         weights[slot] *= r->expert_scale ? r->scale * r->expert_scale[ids[slot]] : r->scale;
     return sums(scores, weights, NULL, r->k);
 }
-
-void COLIBRI_FN(fill_router)(struct kernels *k) { k->router = router; }

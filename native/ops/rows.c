@@ -4,13 +4,13 @@
 
 static const float lane_number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-static void add(float *out, const float *x, int n) {
+void KERNEL(add)(float *out, const float *x, int n) {
     int i = 0;
     for (; i + 16 <= n; i += 16) vf_store(out + i, vf_add(vf_load(out + i), vf_load(x + i)));
     if (i < n) vf_store_first(out + i, vf_add(vf_load_first(out + i, n - i), vf_load_first(x + i, n - i)), n - i);
 }
 
-static void scale_add(float *out, const float *x, float scale, int n) {
+void KERNEL(scale_add)(float *out, const float *x, float scale, int n) {
     const vf s = vf_set1(scale);
     int i = 0;
     for (; i + 16 <= n; i += 16) vf_store(out + i, vf_fma(s, vf_load(x + i), vf_load(out + i)));
@@ -18,7 +18,7 @@ static void scale_add(float *out, const float *x, float scale, int n) {
 }
 
 /* x * 0 is 0 for a finite x and NaN for the others, and a sum keeps a NaN. */
-static bool all_finite(const float *x, int64_t n) {
+bool KERNEL(finite)(const float *x, int64_t n) {
     vf sum = vf_zero();
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) sum = vf_fma(vf_load(x + i), vf_zero(), sum);
@@ -27,7 +27,7 @@ static bool all_finite(const float *x, int64_t n) {
 }
 
 /* Every lane keeps its largest value and where it first was; indices stay exact in floats up to 2^24. */
-static int argmax(const float *x, int n) {
+int KERNEL(argmax)(const float *x, int n) {
     float at[16];
     vf largest = vf_set1(-INFINITY), index = vf_zero(), here = vf_load(lane_number);
     int i = 0;
@@ -45,11 +45,4 @@ static int argmax(const float *x, int n) {
     for (; i < n; i++)
         if (x[i] > x[best]) best = i;
     return best;
-}
-
-void COLIBRI_FN(fill_rows)(struct kernels *k) {
-    k->add = add;
-    k->scale_add = scale_add;
-    k->finite = all_finite;
-    k->argmax = argmax;
 }

@@ -23,11 +23,9 @@ static float exponentials_of_part(float *out, const float *x, float high, float 
     return vf_sum(sum);
 }
 
-static void exponentials(float *out, double *parts, const float *x, float high, float temperature, int64_t n) {
+void KERNEL(exponentials)(float *out, double *parts, const float *x, float high, float temperature, int64_t n) {
     for (int64_t first = 0; first < n; first += SAMPLING_PART) {
         const int count = n - first < SAMPLING_PART ? (int)(n - first) : SAMPLING_PART;
         *parts++ = (double)exponentials_of_part(out ? out + first : NULL, x + first, high, temperature, count);
     }
 }
-
-void COLIBRI_FN(fill_sampling)(struct kernels *k) { k->exponentials = exponentials; }

@@ -48,20 +48,12 @@ VEC void untile(floats_function *floats_of, int type, float *out, const uint8_t 
 }
 
 #define BOTH_WAYS(NAME, name)                                                           \
-    static void all_##name(void *tiles, const void *plain, int rows, int k) {           \
+    void KERNEL(tile_##NAME)(void *tiles, const void *plain, int rows, int k) {         \
         tile_all(tile_##name, T_##NAME, tiles, plain, rows, k);                         \
     }                                                                                   \
-    static void untile_##name(float *out, const void *tiles, int row, int k) {          \
+    void KERNEL(untile_row_##NAME)(float *out, const void *tiles, int row, int k) {     \
         untile(floats_##name, T_##NAME, out, tiles, row, k);                            \
     }
 #define FLOAT(NAME, name, ...) BOTH_WAYS(NAME, name)
 #define INTEGER(NAME, name, ...) BOTH_WAYS(NAME, name)
 #include "quants/quants.def"
-
-void COLIBRI_FN(fill_tile)(struct kernels *);
-void COLIBRI_FN(fill_tile)(struct kernels *table) {
-#define BOTH(NAME, name) table->tile[T_##NAME] = all_##name, table->untile_row[T_##NAME] = untile_##name;
-#define FLOAT(NAME, name, ...) BOTH(NAME, name)
-#define INTEGER(NAME, name, ...) BOTH(NAME, name)
-#include "quants/quants.def"
-}

@@ -1,5 +1,8 @@
 /* AVX2, FMA and F16C. Two registers a vector. See portable.h for meanings. */
 #include <immintrin.h>
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 typedef struct { __m256 a, b; } vf;
 typedef struct { __m256i a, b; } vi;
 typedef struct { __m256i a, b; } vb;

@@ -1,5 +1,8 @@
 /* AVX-512 F, BW, DQ, VL and VNNI; F16C and FMA. One register a vector. See portable.h for meanings. */
 #include <immintrin.h>
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 16
+#define VEC_TILES 2
 typedef __m512 vf;
 typedef __m512i vi;
 typedef __m512i vb;

@@ -1,5 +1,8 @@
 /* Arm NEON with the dot product instructions of ARMv8.2. Four registers a vector. See portable.h for meanings. */
 #include <arm_neon.h>
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 typedef struct { float32x4_t a, b, c, d; } vf;
 typedef struct { int32x4_t a, b, c, d; } vi;
 typedef struct { uint8x16_t a, b, c, d; } vb;

@@ -1,4 +1,7 @@
 /* Plain C: the definition of every primitive. */
+#define VEC_UNROLL _Pragma("GCC unroll 1")
+#define VEC_ACCUMULATORS 4
+#define VEC_TILES 1
 typedef struct { float lane[16]; } vf;
 typedef struct { int32_t lane[16]; } vi;
 typedef struct { uint8_t byte[64]; } vb;

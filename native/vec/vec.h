@@ -1,5 +1,5 @@
-/* The vector vocabulary of one instruction set. The build compiles each file of ops once per set with one of
- * COLIBRI_VEC_PORTABLE, _AVX2, _AVX512_VNNI or _NEON_DOTPROD defined; no intrinsic appears outside native/vec.
+/* The vector vocabulary of one instruction set. The build compiles each file of ops once per set with COLIBRI_VEC, its
+ * header, and COLIBRI_ISA, its name; no intrinsic appears outside native/vec.
  *
  *   vf  16 floats        vi  16 int32        vb  64 bytes: 16 lanes (rows) of 4 bytes (values of k)
  *
@@ -14,33 +14,9 @@
 #define VEC static inline __attribute__((always_inline))
 #define VEC_ROLL _Pragma("GCC unroll 1") /* of loops that would need more registers when they are unrolled */
 
-/* VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums that stay in registers beside what
- * they are made from. VEC_TILES: tiles that meet the columns of x side by side. */
-#if defined(COLIBRI_VEC_AVX512_VNNI)
-#define COLIBRI_FN(name) name##_avx512_vnni
-#define VEC_UNROLL _Pragma("GCC unroll 16")
-#define VEC_ACCUMULATORS 16
-#define VEC_TILES 2
-#include "avx512_vnni.h"
-#elif defined(COLIBRI_VEC_AVX2)
-#define COLIBRI_FN(name) name##_avx2
-#define VEC_UNROLL _Pragma("GCC unroll 16")
-#define VEC_ACCUMULATORS 4
-#define VEC_TILES 1
-#include "avx2.h"
-#elif defined(COLIBRI_VEC_NEON_DOTPROD)
-#define COLIBRI_FN(name) name##_neon_dotprod
-#define VEC_UNROLL _Pragma("GCC unroll 16")
-#define VEC_ACCUMULATORS 4
-#define VEC_TILES 1
-#include "neon_dotprod.h"
-#else
-#define COLIBRI_FN(name) name##_portable
-#define VEC_UNROLL _Pragma("GCC unroll 1")
-#define VEC_ACCUMULATORS 4
-#define VEC_TILES 1
-#include "portable.h"
-#endif
+/* Every header also says VEC_UNROLL: loops over vectors that are to stay in registers. VEC_ACCUMULATORS: sums that stay in
+ * registers beside what they are made from. VEC_TILES: tiles that meet the columns of x side by side. */
+#include COLIBRI_VEC
 
 /* The first n (0..16) floats; the other lanes are zero and are not stored. */
 VEC vf vf_load_first(const float *p, int n) {

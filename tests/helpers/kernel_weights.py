@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import reference
 from numpy.typing import NDArray
 
@@ -46,6 +47,13 @@ def plain(array: NDArray[Any]) -> ops.Tensor:
     tensor = ops.tensor({"float32": "F32", "int32": "I32"}[array.dtype.name], array.shape)
     tensor.numpy()[...] = array
     return tensor
+
+
+# Every set of the build: tests of those that this processor lacks are counted as skipped.
+SETS = [
+    pytest.param(isa, marks=pytest.mark.skipif(isa not in ops.isas(), reason=f"this processor has no {isa}"))
+    for isa in ops.isas_of_build()
+]
 
 
 def instruction_sets() -> Iterator[str]:

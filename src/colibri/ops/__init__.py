@@ -32,6 +32,7 @@ from ._native import (
     embed_positions as embed_positions,
     isa as isa,
     isas as isas,
+    isas_of_build as isas_of_build,
     matmul as matmul,
     measure_dot as measure_dot,
     measure_handover as measure_handover,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kernel_weights import SETS
 
 from colibri import ops
 from colibri.models.registry import model_config
@@ -36,7 +37,7 @@ def test_demand_by_hand(name: str) -> None:
     assert found.weight_bytes == size * (products + output + row) + vectors
 
 
-@pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize("isa", SETS)
 def test_rates_are_positive_on_every_instruction_set(isa: str) -> None:
     chosen = ops.isa()
     ops._native.use_isa(isa)
