@@ -21,6 +21,7 @@ from colibri.conversion.torch_file import read_file as read_torch, read_state
 from colibri.errors import ColibriError
 from colibri.models.registry import model_config
 from colibri.text import load_tokenizer, render_chat
+from colibri.text.embedded_json import JSON
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import gguf_header
@@ -94,7 +95,9 @@ def _gguf_seeds() -> list[bytes]:
 
 
 def _tokenizer_seeds() -> list[bytes]:
-    return [gguf_header(tokenizer_metadata(MODEL, "qwen3moe", 272, lambda note: None), [])]
+    """With the whole tokenizer.json, and by GGUF's own keys."""
+    keys = tokenizer_metadata(MODEL, "qwen3moe", 272, lambda note: None)
+    return [gguf_header(keys, []), gguf_header({key: value for key, value in keys.items() if key != JSON}, [])]
 
 
 def _safetensors(folder: Path, data: bytes) -> None:

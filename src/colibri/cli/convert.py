@@ -56,6 +56,8 @@ def command(
     except KeyboardInterrupt:
         _note("interrupted; the same command goes on with what is written")
         return EXIT_INTERRUPTED
+    for note in report.notes:
+        _note(note)
     click.echo(_summary(report), err=True)
     return 0
 

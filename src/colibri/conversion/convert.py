@@ -62,12 +62,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion wrote: files, bytes, and bytes by block format."""
+    """What a conversion wrote: files, bytes, bytes by block format, and what a user should know of them."""
 
     files: tuple[Path, ...]
     nbytes: int
     by_type: Mapping[str, int]
     resumed: int  # tensors that an interrupted conversion had left whole
+    notes: tuple[str, ...] = ()
 
 
 def convert(checkpoint: Checkpoint, destination: Path, options: Options, progress: Progress | None = None) -> Report:
@@ -83,8 +84,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
         metadata["general.name"] = options.name
     specs = [output.spec for output in outputs]
     writer = GGUFWriter(destination, metadata, specs, split_bytes=options.split_bytes, keep_partial=True)
-    if options.only_expert is None:
-        rehearse(checkpoint, outputs, metadata)
+    notes = rehearse(checkpoint, outputs, metadata) if options.only_expert is None else []
     old = _check_destination(checkpoint, destination, writer, options)
     importance = options.importance.for_outputs(outputs) if options.importance else {}
     journal = Journal(destination, _fingerprint(checkpoint, writer, importance), writer.begun)
@@ -106,7 +106,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     by_type: Counter[str] = Counter()
     for spec in specs:
         by_type[spec.type] += spec.nbytes
-    return Report(tuple(writer.files), writer.nbytes, by_type, resumed)
+    return Report(tuple(writer.files), writer.nbytes, by_type, resumed, tuple(notes))
 
 
 def _write(

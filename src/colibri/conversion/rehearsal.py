@@ -13,6 +13,7 @@ from typing import cast
 
 from colibri import ops
 from colibri.conversion.plan import Output
+from colibri.conversion.tokenizer_check import check_tokenizer
 from colibri.errors import FileError
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
@@ -39,10 +40,11 @@ class _Unread(DenseWeights):
         return tensor
 
 
-def rehearse(checkpoint: Checkpoint, outputs: Sequence[Output], metadata: Mapping[str, object]) -> None:
+def rehearse(checkpoint: Checkpoint, outputs: Sequence[Output], metadata: Mapping[str, object]) -> list[str]:
     """Make the configuration, the layers and the tokenizer of a whole model, as the engine will of the output.
 
-    Raises FormatError or UnsupportedError that names the source, as opening the output would.
+    Returns what a user should know of the output. Raises FormatError or UnsupportedError that names the source, as
+    opening the output would.
     """
     values = _as_read(checkpoint.path, metadata)
     specs = [output.spec for output in outputs]
@@ -57,12 +59,21 @@ def rehearse(checkpoint: Checkpoint, outputs: Sequence[Output], metadata: Mappin
     experts = cast("Residency", SimpleNamespace(store=ExpertStore(output)))  # nothing is read of them
     with suppress(MemoryError):  # of addresses for the dense matrices; no memory is taken for them
         Decoder(config, _Unread(output), experts, Workspace(config, 1), context=1, exact=False)
-    if "tokenizer.ggml.model" in values:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a doubtful label; it is told to those who run the file
-            tokenizer = load_tokenizer(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a doubtful label; it is told to those who run the file
+        return _try_tokenizer(checkpoint, values)
+
+
+def _try_tokenizer(checkpoint: Checkpoint, values: Metadata) -> list[str]:
+    if "tokenizer.ggml.model" not in values:
+        return []
+    if checkpoint.format == "gguf":  # copied as it was
+        tokenizer = load_tokenizer(values)
         tokenizer.token_bytes(0)
         tokenizer.encode("a text")
+        return []
+    note = check_tokenizer(load_tokenizer(checkpoint.tokenizer_source), values)
+    return [] if note is None else [note]
 
 
 def _as_read(source: Path, metadata: Mapping[str, object]) -> Metadata:

@@ -1,45 +1,37 @@
-# ruff: noqa: RUF001 (letters and symbols of other scripts are meant)
-"""Writes a Hugging Face tokenizer as GGUF metadata (`tokenizer.ggml.*`), so that a file needs nothing beside it."""
+"""Writes a Hugging Face tokenizer as GGUF metadata, so that a file needs nothing beside it.
+
+The whole tokenizer.json goes in, which loses nothing, and the keys `tokenizer.ggml.*` that llama.cpp reads, as well as
+they can say it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from colibri.errors import UnsupportedError
+from colibri.conversion.probe_texts import WORDS
+from colibri.errors import FormatError, UnsupportedError
+from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import TokenType
 from colibri.text.huggingface import Directory
 from colibri.text.pieces import Vocabulary
 from colibri.text.pretokenizers import EXPECTED, PRE_TOKENIZERS, PreTokenizer
-from colibri.text.special_tokens import SpecialIds, end_ids
+from colibri.text.special_tokens import MORE_ENDS, SpecialIds, end_ids
+from colibri.text.tokenizer_json import MAX_BYTES, wrapping
 
 Note = Callable[[str], None]
-
-# Texts on which the known ways of splitting words differ: digits, case, contractions, slashes, scripts, line ends.
-_PROBES: Final = (
-    "Hello world! It's 12345 o'clock, I'LL we'Re don't",
-    "camelCase HTTPServer snake_case x=1;y==2 //path/to/file\n\n\n  indented\r\n\ttab  \n end   ",
-    "3.14159 1,000,000 v2 a1b2 10/20/2030",
-    "naïve Ünïcode école Łódź Привет мир مرحبا नमस्ते ไทย",
-    "中文字符 日本語テキスト カタカナ 한국어 「引用」 ，。！",
-    "😀😃 👨‍👩‍👧 → ∑x² ½ ³ ™ ©2024 …'s ''ll",
-    "$100 +5% <tag> [a] {b} `code` ~x^2| a&&b #!/bin/sh @user",
-    "e\u0301cole \u212b \ufb01 \u1e9b\u0323",
-    " leading  double   triple\u00a0nbsp\u3000wide",
-)
-
 
 def tokenizer_metadata(
     directory: Path, architecture: str, vocab_size: int, note: Note, *, pre: str | None = None
 ) -> dict[str, object]:
     """The keys that describe the tokenizer of a directory; the vocabulary is padded to `vocab_size` ids.
 
-    `pre` names the way of splitting words where it cannot be told. Raises FileError or FormatError for missing and
-    damaged files, UnsupportedError for a tokenizer that GGUF's two byte-pair families cannot express.
+    `pre` names the way of splitting words for llama.cpp where it cannot be told. Raises FileError or FormatError for
+    missing and damaged files, UnsupportedError for a tokenizer that is not made of byte pairs.
     """
     source = Directory(directory)
     vocabulary = source.vocabulary(note)
@@ -51,16 +43,40 @@ def tokenizer_metadata(
         pieces, types = pieces[:vocab_size], types[:vocab_size]
     keys: dict[str, object] = {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": np.array(types, np.int32)}
     if vocabulary.style == "byte_level":
-        name = pre or detect_pre_tokenizer(vocabulary, architecture, source.file)
+        name = pre or _pre_tokenizer(vocabulary, architecture, source.file, note)
         keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}
     elif vocabulary.style == "sentencepiece":
         keys |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
-        keys["tokenizer.ggml.add_space_prefix"] = vocabulary.strip_leading_space
+        keys["tokenizer.ggml.add_space_prefix"] = _adds_space(vocabulary)
         keys["tokenizer.ggml.scores"] = _scores(pieces, description)
     else:
         raise UnsupportedError(f"{source.file}: has no decoder, so its family cannot be told; byte pairs are expected")
     keys["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(description)]
+    keys[JSON] = _whole(vocabulary, len(pieces), source.file)
     return keys | _roles(vocabulary, roles) | _templates(source)
+
+
+def _whole(vocabulary: Vocabulary, size: int, file: Path) -> str:
+    """The tokenizer.json with what other files add to it, in ASCII, in which a text takes one byte a character.
+
+    Tokens from the id `size` on are left out.
+    """
+    state: dict[str, Any] = json.loads(vocabulary.backend.to_str())
+    if size < len(vocabulary.pieces):
+        model = state["model"]
+        state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
+        model["vocab"] = known = {piece: token for piece, token in model["vocab"].items() if token < size}
+        model["merges"] = [[*pair] for pair in _merges(model) if {*pair, "".join(pair)} <= known.keys()]
+    text = json.dumps(state, separators=(",", ":"))
+    if len(text) > MAX_BYTES:
+        raise FormatError(f"{file}: takes {len(text)} bytes in the output, at most {MAX_BYTES} are read")
+    return text
+
+
+def _adds_space(vocabulary: Vocabulary) -> bool:
+    """Whether a text gets a space in front, by what becomes of one."""
+    pieces = vocabulary.backend.encode("a", add_special_tokens=False).tokens
+    return bool(pieces) and pieces[0].startswith("\u2581")
 
 
 def _description(vocabulary: Vocabulary, file: Path) -> dict[str, Any]:
@@ -108,12 +124,21 @@ def _scores(pieces: Sequence[str], description: dict[str, Any]) -> np.ndarray[An
     return np.array([-float(ranks.get(piece, last)) for piece in pieces], np.float32)
 
 
-def detect_pre_tokenizer(vocabulary: Vocabulary, architecture: str, file: Path) -> str:
-    """The name under which GGUF knows how this tokenizer splits words, found by splitting probes.
+def _pre_tokenizer(vocabulary: Vocabulary, architecture: str, file: Path, note: Note) -> str:
+    """The name under which GGUF knows how this tokenizer splits words, or `default`, which says that nobody knows."""
+    name = detect_pre_tokenizer(vocabulary, architecture)
+    if name is not None:
+        return name
+    note(
+        f"{file}: splits words in a way that GGUF has no name for here, so llama.cpp will split them otherwise; "
+        "--pre-tokenizer NAME gives it a name that fits better"
+    )
+    return "default"
 
-    Raises UnsupportedError when none of the known ways gives the same words.
-    """
-    words = [_words(vocabulary.backend.pre_tokenizer, probe) for probe in _PROBES]
+
+def detect_pre_tokenizer(vocabulary: Vocabulary, architecture: str) -> str | None:
+    """The name whose way of splitting gives the same words of probes; None when none does."""
+    words = [_words(vocabulary.backend.pre_tokenizer, probe) for probe in WORDS]
     fits = [name for name, candidate in PRE_TOKENIZERS.items() if words == _words_of(candidate)]
     state = json.loads(vocabulary.backend.to_str())
     ignore = bool(state["model"].get("ignore_merges"))
@@ -124,12 +149,7 @@ def detect_pre_tokenizer(vocabulary: Vocabulary, architecture: str, file: Path) 
         known = PRE_TOKENIZERS[name]
         return known.ignore_merges == ignore, known.nfc == composes, name in EXPECTED.get(architecture, frozenset())
 
-    if not fits:
-        raise UnsupportedError(
-            f"{file}: splits words in a way that GGUF has no name for here; give the name that fits with "
-            f"--pre-tokenizer, one of {', '.join(PRE_TOKENIZERS)}"
-        )
-    return max(fits, key=likeness)
+    return max(fits, key=likeness, default=None)
 
 
 def _words(pre_tokenizer: Any, text: str) -> list[str]:
@@ -138,26 +158,27 @@ def _words(pre_tokenizer: Any, text: str) -> list[str]:
 
 def _words_of(candidate: PreTokenizer) -> list[list[str]]:
     splitter = candidate.splitter()
-    return [_words(splitter, probe) for probe in _PROBES]
+    return [_words(splitter, probe) for probe in WORDS]
 
 
 def _roles(vocabulary: Vocabulary, roles: SpecialIds) -> dict[str, object]:
     backend = vocabulary.backend
-    starts = backend.encode("").ids if vocabulary.encodes_special else []
-    bos = roles.bos if roles.bos is not None else next(iter(starts), None)
+    before, behind = wrapping(backend) if vocabulary.encodes_special else ([], [])
     keys: dict[str, object] = {
-        "tokenizer.ggml.bos_token_id": bos,
+        "tokenizer.ggml.bos_token_id": roles.bos,
         "tokenizer.ggml.eos_token_id": roles.eos,
         "tokenizer.ggml.unknown_token_id": backend.token_to_id(getattr(backend.model, "unk_token", None) or ""),
         "tokenizer.ggml.padding_token_id": _padding(backend),
-        "tokenizer.ggml.add_bos_token": roles.add_bos or (bool(starts) and starts[0] == bos),
-        "tokenizer.ggml.add_eos_token": roles.add_eos or (bool(starts) and starts[-1] == roles.eos and len(starts) > 1),
+        "tokenizer.ggml.add_bos_token": roles.add_bos or roles.bos in before,
+        "tokenizer.ggml.add_eos_token": roles.add_eos or roles.eos in behind,
     }
     control = {piece: token for token in vocabulary.special if (piece := vocabulary.pieces[token]) is not None}
     by_name = end_ids(control, ())
     ends = sorted(end_ids(control, roles.ends) - {roles.eos}, key=lambda token: (token in by_name, token))
     # GGUF has room for two more; ends that a reader knows by their names come last
     keys |= dict(zip(("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"), ends, strict=False))
+    if roles.ends - by_name - {roles.eos, *ends[:2]}:
+        keys[MORE_ENDS] = np.array(sorted(roles.ends), np.int32)
     return {key: value for key, value in keys.items() if value is not None}
 
 

@@ -26,6 +26,8 @@ from colibri.machine import detect_memory
 from colibri.models.decoder import Decoder
 from colibri.models.registry import model_config
 from colibri.text import Tokenizer, load_tokenizer
+from colibri.text.embedded_json import JSON
+from colibri.text.gguf_tokenizer import MODEL
 from colibri.weights.checkpoint import Checkpoint, open_checkpoint
 
 QUANTIZED_BYTES = 1.3  # of a value in both activation formats at most
@@ -150,7 +152,7 @@ def _context(config: ModelConfig, asked: int | None) -> int:
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer; None when it brings none, as models made for measuring do not."""
     source = checkpoint.tokenizer_source
-    there = source.exists() if isinstance(source, Path) else "tokenizer.ggml.model" in source
+    there = source.exists() if isinstance(source, Path) else not {MODEL, JSON}.isdisjoint(source)
     return load_tokenizer(source) if there else None
 
 

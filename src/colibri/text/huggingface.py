@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer as Backend
 
-from colibri.errors import FileError, FormatError, UnsupportedError
-from colibri.text.pieces import Style, Vocabulary
+from colibri.errors import FileError, FormatError
+from colibri.text.pieces import Vocabulary
 from colibri.text.special_tokens import SpecialIds
-from colibri.weights.json_file import read_object
-
-MAX_TOKENS: Final = 1 << 22  # ten times any known vocabulary; bounds the memory that one large id asks for
-MAX_BYTES: Final = 64 << 20  # of tokenizer.json; those of 260,000 tokens have 33 MB
+from colibri.text.tokenizer_json import MAX_BYTES, read_backend, vocabulary_of, wrapping
+from colibri.weights.json_file import read_limited, read_object
 
 Note = Callable[[str], None]
 
@@ -51,28 +48,9 @@ class Directory:
     def vocabulary(self, note: Note) -> Vocabulary:
         """Loads tokenizer.json. Raises FormatError for a file that the library refuses, UnsupportedError for a
         tokenizer that is not made of byte-level or SentencePiece pieces."""
-        read_object(self.file, MAX_BYTES)  # the library takes the last of two values of one name
-        try:
-            backend = Backend.from_file(str(self.file))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library raises bare exceptions, and panics that are not even those
-            raise FormatError(f"{self.file}: found {error}, expected a tokenizer.json. Fetch the file again.") from None
-        # A file may ask to cut or pad every text; a prompt is never cut here.
-        backend.no_truncation()
-        backend.no_padding()
+        backend = read_backend(read_limited(self.file, MAX_BYTES), str(self.file))
         self._add_configured(backend, note)
-        style, strip = _decoding(backend, self.file)
-        added = backend.get_added_tokens_decoder()
-        return Vocabulary(
-            backend=backend,
-            pieces=_pieces(backend, self.file),
-            special=frozenset(token for token, piece in added.items() if piece.special),
-            literal=frozenset(added),
-            style=style,
-            strip_leading_space=strip,
-            encodes_special=backend.encode("").ids != backend.encode("", add_special_tokens=False).ids,
-        )
+        return vocabulary_of(backend, str(self.file))
 
     def special_ids(self, backend: Backend, encodes_special: bool) -> SpecialIds:
         """Begin and end tokens from tokenizer_config.json, generation_config.json and config.json."""
@@ -81,7 +59,7 @@ class Directory:
         ends = [*self._ids(backend, generation, "eos_token_id", "generation_config.json")]
         ends += self._ids(backend, model, "eos_token_id", "config.json")
         if bos is None:
-            begins = backend.encode("").ids if encodes_special else []
+            begins = wrapping(backend)[0] if encodes_special else []
             begins += self._ids(backend, generation, "bos_token_id", "generation_config.json")
             begins += self._ids(backend, model, "bos_token_id", "config.json")
             bos = next((token for token in begins if token not in ends and token != eos), None)
@@ -165,33 +143,3 @@ def _named_templates(value: object, file: Path) -> dict[str, str]:
             raise FormatError(f"{file}: chat_template: found {entry!r:.80}, expected a name and a template.")
         templates[name] = template
     return templates
-
-
-def _pieces(backend: Backend, file: Path) -> list[str | None]:
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    last = max(vocabulary.values(), default=-1)
-    if last >= MAX_TOKENS:
-        raise FormatError(f"{file}: found a token with the id {last}, expected ids below {MAX_TOKENS}.")
-    pieces: list[str | None] = [None] * (last + 1)
-    for piece, token in vocabulary.items():
-        pieces[token] = piece
-    return pieces
-
-
-def _decoding(backend: Backend, file: Path) -> tuple[Style, bool]:
-    """How pieces become bytes, and whether a leading space is dropped, from the file's decoder."""
-    decoder = backend.decoder
-    if decoder is None:
-        return "plain", False
-    description = json.loads(decoder.__getstate__())
-    steps = description.get("decoders", [description])
-    kinds = {step["type"] for step in steps}
-    unknown = kinds - {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace"}
-    if unknown:
-        found = ", ".join(sorted(unknown))
-        raise UnsupportedError(f"{file}: decoder: found {found}, expected byte-level or SentencePiece pieces.")
-    if "ByteLevel" in kinds:
-        return "byte_level", False
-    strip = any(step["type"] == "Strip" and step.get("start", 0) > 0 and step.get("content") == " " for step in steps)
-    strip = strip or any(step["type"] == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps)
-    return "sentencepiece", strip

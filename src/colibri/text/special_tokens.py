@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 # End-of-turn and end-of-text names of the families' chat formats; they count where they are control tokens.
 _END_NAMES = frozenset(
@@ -34,6 +35,8 @@ _END_NAMES = frozenset(
 )
 # Where these exist, <|end|> closes a part of a message, not the reply.
 _HARMONY = frozenset({"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"})
+MORE_ENDS: Final = "tokenizer.colibri.end_token_ids"
+"""GGUF's own keys have room for three ends; here are all, where a checkpoint names more."""
 
 
 @dataclass(frozen=True)

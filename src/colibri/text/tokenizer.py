@@ -13,9 +13,10 @@ from colibri.errors import ArgumentError
 from colibri.text import chat, gguf_tokenizer
 from colibri.text.bounds import bytes_a_token
 from colibri.text.decoder import IncrementalDecoder
+from colibri.text.embedded_json import JSON, embedded_vocabulary
 from colibri.text.huggingface import Directory
 from colibri.text.pieces import Vocabulary
-from colibri.text.special_tokens import SpecialIds, end_ids
+from colibri.text.special_tokens import MORE_ENDS, SpecialIds, end_ids
 from colibri.weights.metadata import Metadata
 
 
@@ -43,11 +44,15 @@ class _DirectorySource:
 
 
 class _GGUFSource:
+    """The keys `tokenizer.*` of a GGUF file; where a whole tokenizer.json is among them, it decides."""
+
     def __init__(self, metadata: Metadata) -> None:
         self.notes: list[str] = []
         self._metadata = metadata
-        self._add_bos_default = True
-        if gguf_tokenizer.family(metadata) == "gpt2":
+        self._embedded = JSON in metadata
+        self._llama = not self._embedded and gguf_tokenizer.family(metadata) == "llama"
+        self._add_bos_default = self._llama
+        if not self._embedded and not self._llama:
             pre, doubt = gguf_tokenizer.choose_pre_tokenizer(metadata)
             self._add_bos_default = pre.add_bos
             if doubt is not None:
@@ -60,23 +65,28 @@ class _GGUFSource:
         return {key.removeprefix(prefix).removeprefix(".") or "default": self._metadata.text(key) for key in keys}
 
     def load(self) -> tuple[Vocabulary, SpecialIds]:
+        if self._embedded:
+            vocabulary = embedded_vocabulary(self._metadata)
+            return vocabulary, self._special_ids(len(vocabulary.pieces), wraps=not vocabulary.encodes_special)
         pieces = gguf_tokenizer.read_tokens(self._metadata)
-        ids = self._special_ids(len(pieces))
+        ids = self._special_ids(len(pieces), wraps=True)
         named = [token for token in (ids.bos, *ids.ends) if token is not None]
         return gguf_tokenizer.build(self._metadata, pieces, named, self.notes.append), ids
 
-    def _special_ids(self, size: int) -> SpecialIds:
-        llama = gguf_tokenizer.family(self._metadata) == "llama"
-        bos = self._id("bos_token_id", size, 1 if llama else None)
-        eos = self._id("eos_token_id", size, 2 if llama else None)
+    def _special_ids(self, size: int, *, wraps: bool) -> SpecialIds:
+        """wraps: whether begin and end tokens are added here; the post-processor of a tokenizer.json may do it."""
+        bos = self._id("bos_token_id", size, 1 if self._llama else None)
+        eos = self._id("eos_token_id", size, 2 if self._llama else None)
         ends = {eos, *(self._id(name, size, None) for name in ("eot_token_id", "eom_token_id"))}
+        more = self._metadata.integers(MORE_ENDS, None)
+        ends.update(token for token in ([] if more is None else more.tolist()) if 0 <= token < size)
         add_bos = self._metadata.flag("tokenizer.ggml.add_bos_token", self._add_bos_default)
         return SpecialIds(
             bos=bos,
             eos=eos,
             ends=frozenset(token for token in ends if token is not None),
-            add_bos=bos is not None and add_bos,
-            add_eos=eos is not None and self._metadata.flag("tokenizer.ggml.add_eos_token", False),
+            add_bos=wraps and bos is not None and add_bos,
+            add_eos=wraps and eos is not None and self._metadata.flag("tokenizer.ggml.add_eos_token", False),
         )
 
     def _id(self, name: str, size: int, default: int | None) -> int | None:
@@ -108,13 +118,14 @@ class Tokenizer:
         return self._source.load()
 
     @property
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """The pieces, and the backend that encodes."""
         return self._loaded[0]
 
     @property
     def vocab_size(self) -> int:
         """Number of ids that the tokenizer knows; a model's output may be padded beyond it."""
-        return len(self._vocabulary.pieces)
+        return len(self.vocabulary.pieces)
 
     @property
     def bos_id(self) -> int | None:
@@ -135,7 +146,7 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a reply: those the checkpoint names, and control tokens named like an end of turn."""
         control = {
-            piece: token for token in self._vocabulary.special if (piece := self._vocabulary.pieces[token]) is not None
+            piece: token for token in self.vocabulary.special if (piece := self.vocabulary.pieces[token]) is not None
         }
         ends = end_ids(control, self._loaded[1].ends)
         if not ends:
@@ -167,16 +178,23 @@ class Tokenizer:
             ids.append(special.eos)
         return ids
 
+    def normalized(self, text: str) -> str:
+        """The text as the vocabulary's normalizer (lower case, composed characters) leaves it, without a space put in
+        front."""
+        normalizer = self.vocabulary.backend.normalizer
+        changed: str = text if normalizer is None else normalizer.normalize_str(text)
+        return changed.replace("\u2581", " ").removeprefix(" ") if self.vocabulary.style == "sentencepiece" else changed
+
     @cached_property
     def _without_control(self) -> Any:
         """A copy of the backend to which control tokens are text."""
-        backend = copy.deepcopy(self._vocabulary.backend)
+        backend = copy.deepcopy(self.vocabulary.backend)
         backend.encode_special_tokens = True
         return backend
 
     @cached_property
     def _bytes_a_token(self) -> int | None:
-        return bytes_a_token(self._vocabulary)
+        return bytes_a_token(self.vocabulary)
 
     def least_tokens(self, text: str, room: int) -> int:
         """A number of tokens that the text has at least, from its length alone; more than `room` when it cannot fit.
@@ -197,11 +215,11 @@ class Tokenizer:
 
     def decoder(self, *, skip_special: bool = True, continues: bool = False) -> IncrementalDecoder:
         """For text that arrives id by id; `continues` keeps a leading space, for text that goes on from a prompt."""
-        return IncrementalDecoder(self._vocabulary, skip_special=skip_special, continues=continues)
+        return IncrementalDecoder(self.vocabulary, skip_special=skip_special, continues=continues)
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes that an id adds to the text; empty for an id without a token."""
-        return self._vocabulary.piece_bytes(token)
+        return self.vocabulary.piece_bytes(token)
 
     def token_text(self, token: int) -> str:
         """`token_bytes` for display, with U+FFFD for parts of characters."""
@@ -209,12 +227,12 @@ class Tokenizer:
 
     def token_id(self, piece: str) -> int | None:
         """Id of a special or added token by its text (or of any piece by its spelling in the vocabulary)."""
-        token: int | None = self._vocabulary.backend.token_to_id(piece)
+        token: int | None = self.vocabulary.backend.token_to_id(piece)
         return token
 
     def is_special(self, token: int) -> bool:
         """Whether an id is a control token, no part of the text."""
-        return token in self._vocabulary.special
+        return token in self.vocabulary.special
 
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:
@@ -252,7 +270,7 @@ class Tokenizer:
         )
 
     def _piece(self, token: int) -> str:
-        return self._vocabulary.pieces[token] or ""
+        return self.vocabulary.pieces[token] or ""
 
 
 def _valid(text: str) -> str:

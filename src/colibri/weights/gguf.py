@@ -24,13 +24,14 @@ from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
-# Far above any known model (a 260,000-token vocabulary with merges takes 16 MB); they bound time and memory.
-MAX_HEADER_BYTES: Final = 64 << 20
+# Far above any known model (a vocabulary of 260,000 tokens with merges takes 16 MB, and twice that again where the
+# whole tokenizer.json is in the file, too); they bound time and memory.
+MAX_HEADER_BYTES: Final = 128 << 20
 MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 16
 MAX_STRINGS: Final = 1 << 22
 MAX_ARRAYS: Final = 1 << 14
-MAX_STRING_BYTES: Final = 16 << 20
+MAX_STRING_BYTES: Final = 64 << 20
 MAX_NAME_BYTES: Final = 1024
 MAX_SHARDS: Final = 4096
 

@@ -29,11 +29,15 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def read_object(path: Path, limit: int = 16 << 20) -> dict[str, Any]:
     """The JSON object in a file of at most `limit` bytes."""
+    return parse_object(read_limited(path, limit), str(path))
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """What a file of at most `limit` bytes holds; FormatError for a larger one."""
     with opened(path) as (descriptor, size):
         if size > limit:
             raise FormatError(f"{path}: has {size} bytes, at most {limit} are expected")
-        data = read_exactly(path, descriptor, size, 0)
-    return parse_object(data, str(path))
+        return read_exactly(path, descriptor, size, 0)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import colibri.cli.perplexity as perplexity_command
 from colibri.cli import main
@@ -19,9 +20,11 @@ from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.errors import ColibriError
 from colibri.observe.perplexity import Perplexity
 from colibri.text import load_tokenizer
+from colibri.text.embedded_json import JSON
 from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
+from colibri.weights.metadata import Metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.ggml.pre")  # the way of splitting is not the family's
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_moe-gqa-f32"
@@ -54,6 +57,11 @@ def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def last_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(capsys.readouterr().out)
     return value
+
+
+def ggml_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer as files have it that hold no tokenizer.json."""
+    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.") and key != JSON}
 
 
 def test_convert_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +118,7 @@ def test_another_split_replaces_the_first_whole(
 
 def test_verify_tells_its_doubts(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = open_checkpoint(converted)
-    tokenizer = {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+    tokenizer = ggml_keys(checkpoint.metadata)
     write(checkpoint, tmp_path / "m.gguf", Options("f32", tokenizer | {"tokenizer.ggml.pre": "of-tomorrow"}))
     assert main(["verify", "-m", str(tmp_path / "m.gguf"), "--json"]) == 0
     assert "of-tomorrow" in last_json(capsys)["doubts"][0]
@@ -130,6 +138,24 @@ def test_the_pre_tokenizer_is_a_known_one_and_used(
         assert open_checkpoint(tmp_path / "m.gguf").metadata["tokenizer.ggml.pre"] == "tekken"
         assert main([*command, "--only-expert", "1"]) == 1
         assert "--pre-tokenizer is for" in capsys.readouterr().err
+
+
+def test_rules_that_llama_cpp_has_no_keys_for_are_kept_and_told(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "lower", tmp_path / "m.gguf"
+    shutil.copytree(source, folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.save(str(folder / "tokenizer.json"))
+    assert main(["convert", str(folder), str(file), "-q", "q8_0"]) == 0
+    assert "llama.cpp's keys cannot say all rules of this tokenizer" in capsys.readouterr().err
+    assert load_tokenizer(open_checkpoint(file).metadata).encode("THE") == backend.encode("the").ids
+    assert main(["verify", "-m", str(file), "--json"]) == 0
+    assert last_json(capsys)["tokenizer"] == []
+    again = tmp_path / "again.gguf"
+    assert main(["convert", str(file), str(again), "-q", "q4_0"]) == 0
+    assert load_tokenizer(open_checkpoint(again).metadata).encode("THE") == backend.encode("the").ids
 
 
 def test_verify_finds_a_flipped_bit(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,11 +220,15 @@ def test_a_missing_folder_is_named_before_any_work(
 
 def test_the_advice_about_a_doubtful_label_helps(source: Path, converted: Path, tmp_path: Path) -> None:
     """A label that was found by the way words are split comes back when the checkpoint is only converted again."""
-    (note,) = load_tokenizer(open_checkpoint(converted).metadata).notes
+    checkpoint = open_checkpoint(converted)
+    assert load_tokenizer(checkpoint.metadata).notes == ()  # nothing is doubtful where tokenizer.json is in the file
+    architecture = {"general.architecture": checkpoint.architecture}
+    (note,) = load_tokenizer(Metadata(converted, ggml_keys(checkpoint.metadata) | architecture)).notes
     assert "tokenizer.ggml.pre is" in note
     assert "--pre-tokenizer NAME" in note
     assert main(["convert", str(source), str(tmp_path / "m.gguf"), "-q", "q8_0", "--pre-tokenizer", "qwen2"]) == 0
-    assert load_tokenizer(open_checkpoint(tmp_path / "m.gguf").metadata).notes == ()
+    labelled = ggml_keys(open_checkpoint(tmp_path / "m.gguf").metadata) | architecture
+    assert load_tokenizer(Metadata(converted, labelled)).notes == ()
 
 
 @pytest.mark.parametrize(("changes", "found"), [
@@ -227,7 +257,7 @@ def test_a_tokenizer_that_would_not_load_is_refused_before_any_work(
     converted: Path, tmp_path: Path, key: str, value: Any, found: str
 ) -> None:
     checkpoint = open_checkpoint(converted)
-    tokenizer = {name: checkpoint.metadata[name] for name in checkpoint.metadata if name.startswith("tokenizer.")}
+    tokenizer = ggml_keys(checkpoint.metadata)
     with pytest.raises(ColibriError, match=found):
         write(checkpoint, tmp_path / "m.gguf", Options("q8_0", tokenizer | {key: value}))
     assert list(tmp_path.iterdir()) == []

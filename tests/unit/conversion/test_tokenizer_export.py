@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.errors import FileError, UnsupportedError
 from colibri.text import load_tokenizer
+from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import TokenType, merges_from_scores
 
 CONFIG = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": "{{ messages }}"}
@@ -39,9 +40,11 @@ def write(directory: Path, tokenizer: Tokenizer, config: dict[str, Any] | None =
 
 
 def export(directory: Path, architecture: str = "llama", vocab_size: int = 0, **options: Any) -> dict[str, Any]:
+    """The keys that llama.cpp reads."""
     notes: list[str] = []
     keys = tokenizer_metadata(directory, architecture, vocab_size, notes.append, **options)
     assert notes == []
+    del keys[JSON]
     return {"general.architecture": architecture, **keys}
 
 
@@ -130,13 +133,14 @@ def test_tokens_without_a_row_in_the_model_are_left_out(tmp_path: Path) -> None:
     assert "left out" in notes[0]
 
 
-def test_what_cannot_be_expressed_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_expressed_is_told_or_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         export(tmp_path)
     odd = train_byte_level((r"[aeiou]+|[^aeiou]+",))
     write(tmp_path, odd)
-    with pytest.raises(UnsupportedError, match="--pre-tokenizer"):
-        export(tmp_path)
+    notes: list[str] = []
+    assert tokenizer_metadata(tmp_path, "llama", 0, notes.append)["tokenizer.ggml.pre"] == "default"
+    assert "--pre-tokenizer" in notes[0]
     assert export(tmp_path, pre="gpt-2")["tokenizer.ggml.pre"] == "gpt-2"
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     words.decoder = decoders.ByteLevel()
