@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -474,3 +475,47 @@ def test_the_trace_sees_every_layer(load: Load) -> None:
     model.watch(None)
     np.testing.assert_array_equal(model.infer([5, 6, 7]), logits)
     assert len(seen) == 3
+
+
+def test_nothing_runs_on_a_closed_model(load: Load) -> None:
+    """Also what passed the model's own check just before another thread closed it."""
+    model = load(TEXT)
+    generation = model.generate("the one", ENDLESS)
+    next(generation)
+    late = model.sequence([1, 2, 3], ENDLESS)
+    model.close()
+    assert list(generation) == []
+    assert generation.finish_reason == "cancelled"
+    steps = model.engine.steps
+    for use in (
+        lambda: model.engine.add(late),
+        lambda: model.engine.infer([1, 2, 3], model.config.vocab_size),
+        lambda: model.engine.advance(late),
+    ):
+        with pytest.raises(ArgumentError, match="the model is closed"):
+            use()
+    model.close()
+    assert (model.engine.steps, model.engine.waiting, late.generated) == (steps, 0, [])
+
+
+def test_threads_that_generate_while_the_model_is_closed(load: Load) -> None:
+    model = load(TEXT)
+    ended = []
+
+    def generate() -> None:
+        try:
+            while True:
+                ended.append(len(tokens_of(model, "the one", ENDLESS)))
+        except ArgumentError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=generate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(ended) < 6:
+        time.sleep(0.001)
+    model.close()
+    for thread in threads:
+        thread.join(20)
+    assert ended.count("the model is closed") == 3
+    assert model.engine.running == model.engine.waiting == 0

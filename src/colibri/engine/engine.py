@@ -14,7 +14,8 @@ from colibri.cache.prefix import SharedCache
 from colibri.engine.sampler import Chooser, Wish
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
-from colibri.errors import ColibriError, MemoryBudgetError, NumericalError
+from colibri.engine.step_lock import FORKED, StepLock
+from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
 
@@ -35,7 +36,8 @@ class Engine:
         self._weights = decoder.weights_version
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._lock = threading.Lock()
+        self._lock = StepLock(self._forked)
+        self._collects = False  # whether garbage is collected when the step is over
         capacity = decoder.workspace.capacity
         self._ids = decoder.workspace.ids_array
         self._positions = np.zeros(capacity, np.int32)
@@ -43,8 +45,9 @@ class Engine:
         self._choose = Chooser(LOGIT_ROWS)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; it starts as soon as the cache has room for it."""
+        """Queue a sequence; it starts as soon as the cache has room for it. ArgumentError when the engine is closed."""
         with self._lock:
+            sequence.thread = threading.get_ident()
             if sequence.finish_reason is None:
                 self._waiting.append(sequence)
 
@@ -54,15 +57,18 @@ class Engine:
         Never waits: a dropped generation may be collected in the middle of a step of the same thread.
         """
         sequence.cancel()
-        if self._lock.acquire(blocking=False):
+        if self._lock.try_acquire():
             try:
                 self._retire()
             finally:
                 self._lock.release()
 
     def close(self) -> None:
-        """End all sequences, after the step that may be under way."""
+        """End all sequences, after the step that may be under way; none can be added and nothing computed any more."""
+        if self._lock.refusal:
+            return
         with self._lock:
+            self._lock.refusal = "the model is closed"
             for sequence in (*self._running, *self._waiting):
                 sequence.cancel()
             self._retire()
@@ -84,13 +90,14 @@ class Engine:
         each keeps it as `error`. Garbage is collected between steps, not in one.
         """
         with self._lock:
-            collects = gc.isenabled()
+            self._collects = gc.isenabled()
             gc.disable()
             try:
                 self._step()
             finally:
-                if collects:
+                if self._collects:
                     gc.enable()
+                self._collects = False
 
     def advance(self, sequence: Sequence) -> None:
         """Step until this sequence has output or has ended; raises what ended it, if something did."""
@@ -163,6 +170,15 @@ class Engine:
             raise
         finally:
             self._retire()
+
+    def _forked(self, whole: bool) -> None:
+        """In the child of a fork, end what other threads generated; all, when a step was left in its middle."""
+        if not whole and self._collects:
+            gc.enable()
+        gone = "this generation belongs to a thread that the child of a fork does not have"
+        for sequence in (*self._running, *self._waiting):
+            if not whole or sequence.thread != threading.get_ident():
+                sequence.fail(ArgumentError(gone if whole else FORKED))
 
     def _admit(self) -> None:
         """As many as there is room for, as they came; one whose beginning is being computed waits to share it.

@@ -42,14 +42,15 @@ def model_path(path: Path | None) -> Path:
     return DEMO
 
 
-_open: weakref.WeakSet[Model] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()  # not a set: safe beside threads
 
 
 @atexit.register
 def _close_all() -> None:
     """Reader threads must end before the interpreter does."""
-    for model in list(_open):
-        model.close()
+    for reference in _open.valuerefs():
+        if (model := reference()) is not None:
+            model.close()
 
 
 class Model:
@@ -73,7 +74,7 @@ class Model:
         self.load_s = load_s
         self._tokenizer = tokenizer
         self._closed = False
-        _open.add(self)
+        _open[id(self)] = self
 
     @property
     def routing(self) -> RoutingStats:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from colibri import ops
@@ -42,7 +43,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt_length: int = 0) -> None:
         self.params = params
         self._prompt_length = prompt_length
-        self._generator = np.random.Generator(np.random.Philox(params.seed))
+        self._generator = Generator(Philox(params.seed))
         self._filters = (params.temperature, params.top_k, params.top_p, params.min_p)
         self._history = array("q")  # as far as it was needed
         self._chosen = Counter[int]()  # how often each token was chosen, as far as it was needed

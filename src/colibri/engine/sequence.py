@@ -60,6 +60,7 @@ class Sequence:
         self.prompt_watcher = prompt_watcher
         self.watched = watched  # the first positions, which the watcher has seen or is not interested in
         self.lease: Lease | None = None
+        self.thread = 0  # that added it to the engine
         self.max_tokens = max_tokens
         nothing_to_do = not max_tokens and prompt_watcher is None
         self.finish_reason: FinishReason | None = "length" if nothing_to_do else None

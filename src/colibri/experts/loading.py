@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Loader:
         self._idle: deque[Job] = deque()
         self._work = threading.Condition(lock)
         self._threads: list[threading.Thread] = []
+        self._reading: dict[int, Job] = {}  # by thread
+        self._rests = False
         self._closed = False
 
     # ---- under the owner's lock ----------------------------------------------------------------------------------
@@ -90,13 +93,45 @@ class Loader:
     def take(self, urgent_only: bool = False) -> tuple[Job, Piece] | None:
         """The next piece to read, which the caller must pass to `read`."""
         queue = self._urgent if self._urgent else self._idle
-        if not queue or (urgent_only and queue is self._idle):
+        if self._rests or not queue or (urgent_only and queue is self._idle):
             return None
         job = queue[0]
         piece = job.pieces.popleft()
         if not job.pieces:
             queue.popleft()
+        self._reading[threading.get_ident()] = job
         return job, piece
+
+    def rest(self, until: float) -> None:
+        """Take no piece until `go_on`; returns when no other thread reads, or at this time of time.monotonic.
+
+        A fork while a read goes around the page cache could give its bytes to the wrong process (open(2)).
+        """
+        self._rests = True
+        me = {threading.get_ident()}
+        self._work.wait_for(lambda: self._reading.keys() <= me, max(0.0, until - time.monotonic()))
+
+    def go_on(self) -> None:
+        """Take pieces again."""
+        self._rests = False
+        self._work.notify_all()
+
+    def forget(self) -> None:
+        """In the child of a fork: the threads are gone, and nothing that was queued will be read."""
+        self._work = threading.Condition(self._lock)
+        self._threads.clear()
+        me = threading.get_ident()
+        mine = self._reading.get(me)
+        lost = {id(job): job for job in (*self._urgent, *self._idle, *self._reading.values())}
+        self._reading = {} if mine is None else {me: mine}
+        self._urgent.clear()
+        self._idle.clear()
+        for job in lost.values():
+            job.error = job.error or ColibriError("an expert was being read when the process was forked; try again")
+            job.pieces.clear()
+            job.pending = int(job is mine)
+            if job is not mine:
+                self._finished(job)
 
     # ---- without the lock ----------------------------------------------------------------------------------------
 
@@ -110,6 +145,9 @@ class Loader:
         except Exception as defect:  # a reader thread must not die while somebody waits
             error = ColibriError(f"{piece[1].file}: {piece[1].name} could not be read: {defect!r}")
         with self._lock:
+            self._reading.pop(threading.get_ident(), None)
+            if self._rests:
+                self._work.notify_all()
             if error is not None:
                 job.error = job.error or error
                 if job.pieces:  # not worth reading any more
@@ -131,7 +169,7 @@ class Loader:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                while not self._closed and not self._urgent and not self._idle:
+                while not self._closed and (self._rests or not (self._urgent or self._idle)):
                     self._work.wait()
                 if self._closed:
                     return

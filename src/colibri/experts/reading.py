@@ -122,6 +122,11 @@ class ExpertReader:
                     file = self._files[path] = ExpertFile(path, self._direct)
         return file
 
+    def renew(self) -> None:
+        """In the child of a fork: buffers and lock are not those of threads that are gone."""
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
     def use(self, file: ExpertFile) -> None:
         """Read this open file from now on whenever its path is asked for."""
         with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri import ops
+from colibri import forking, ops
 from colibri.experts.heat import Heat
 from colibri.experts.loading import Job, Loader
 from colibri.experts.occupancy import Occupancy
@@ -75,6 +75,7 @@ class Residency:
         self._overlay = Overlay(store)
         self._looking = threading.Lock()
         self.refresh()
+        forking.follow(self)
 
     # ---- what a layer asks ---------------------------------------------------------------------------------------
 
@@ -277,6 +278,22 @@ class Residency:
         with self._lock:
             self._here.set_limits(limits)
             self._change.notify_all()
+
+    def before_fork(self, until: float) -> None:
+        """Keep the lock, with no read under way: see `forking`."""
+        self._lock.acquire()
+        self._loader.rest(until)
+
+    def after_fork(self, *, child: bool) -> None:
+        """Go on; in the child, readers start again with the first expert that is not here."""
+        if child:
+            self._change = threading.Condition(self._lock)
+            self._warming.clear()
+            self._loader.forget()
+            self.reader.renew()
+        self._loader.go_on()
+        self._change.notify_all()
+        self._lock.release()
 
     def close(self) -> None:
         """Stop the readers, close the files, keep what was learned."""
