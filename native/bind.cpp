@@ -4,6 +4,7 @@
 #include "bind/experts.h"
 #include "bind/machine.h"
 #include "bind/norm.h"
+#include "bind/recurrent.h"
 #include "bind/rows.h"
 #include "bind/tensors.h"
 #include "bind/weights.h"
@@ -16,6 +17,7 @@ NB_MODULE(_native, m) {
     bind_norm(m);
     bind_weights(m);
     bind_attention(m);
+    bind_recurrent(m);
     bind_rows(m);
     bind_experts(m);
 }

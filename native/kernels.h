@@ -100,6 +100,26 @@ struct attention_part {
     float *max, *sum;            /* (rows) */
 };
 
+/* Recurrent mixers. A head's state is a matrix (key_size, value_size) that decays, takes in and is read at every token; in
+ * memory (blocks, key_size, 16), where a block is 16 columns of values.
+ * DELTA_RULE: keys and queries of length 1 (queries then times key_size^-1/2), decay = exp(a * softplus(dt + dt_bias)),
+ *   change = sigmoid(beta) * (v - decay * state^T k), state = decay * state + k change^T, out = state^T q.
+ * STATE_SPACE: step = softplus(dt + dt_bias) within least..most, decay = exp(a * step),
+ *   state = decay * state + k (step * v)^T, out = state^T q + skip * v. */
+enum recurrence_kind { DELTA_RULE, STATE_SPACE, RECURRENCE_COUNT };
+/* Tokens that a call takes at most. */
+enum { RECURRENT_TOKENS = 64, SHORT_CONV_TAPS = 8 };
+#define RECURRENT_SCRATCH(key_size) ((size_t)RECURRENT_TOKENS * (2 * (size_t)(key_size) + 4))
+/* Neighbouring tokens of one head: q, k, v (tokens, row_step), dt and beta one number each `gate_step`, out (out_step). */
+struct recurrent_rows {
+    int tokens, key_size, value_size;
+    int first, last;             /* blocks of the state that are computed */
+    const float *q, *k, *v, *dt, *beta;
+    size_t row_step, gate_step, out_step;
+    float a, dt_bias, skip, least, most, eps;
+    float *state, *out;
+};
+
 struct kernels {
     const char *isa;
     /* weights */
@@ -133,6 +153,12 @@ struct kernels {
     void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,
                             int dim);
     void (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);
+    /* recurrent mixers; false: a value is not finite */
+    bool (*recurrent[RECURRENCE_COUNT])(const struct recurrent_rows *rows, float *scratch); /* RECURRENT_SCRATCH floats */
+    /* out[i] = bias[i] + the sum over taps of weight[tap * step + i] * rows[tap][i], then SiLU; bias may be NULL */
+    bool (*short_conv)(float *out, const float *const *rows, const float *weight, size_t step, const float *bias, int taps,
+                       int n, bool silu);
+    void (*multiply)(float *out, const float *x, const float *y, int n);
     /* the processor's limits, for measuring: see ops/limits.c */
     int32_t (*read_all)(const void *data, size_t bytes);                         /* bytes a multiple of 512 */
     int32_t (*dot_rounds)(int rounds);

@@ -12,11 +12,12 @@ struct Batch {
     std::vector<int32_t> position, sequence, group_first;
     std::vector<std::vector<int32_t>> tables;
     std::vector<const int32_t *> table;
-    int32_t last_position = -1, last_block = -1;
+    std::vector<int32_t> slot; /* empty: none */
+    int32_t last_position = -1, last_block = -1, last_slot = -1;
 
     struct batch view() const {
         return {int(position.size()), int(group_first.size()) - 1, position.data(), sequence.data(),
-                table.data(),         group_first.data()};
+                table.data(),         group_first.data(),          slot.empty() ? nullptr : slot.data()};
     }
 };
 
@@ -42,7 +43,33 @@ void add_row(Batch &batch, size_t row) {
     if (!follows) batch.group_first.push_back(int32_t(row));
 }
 
-void make_batch(Batch *self, const Integers &positions, const Integers &sequence, const nb::list &tables) {
+/* Recurrent layers go through a sequence's rows once, in order, and change its slot. */
+void check_slots(const Batch &batch) {
+    std::vector<int32_t> sequences, slots;
+    for (size_t group = 0; group + 1 < batch.group_first.size(); group++) {
+        sequences.push_back(batch.sequence[size_t(batch.group_first[group])]);
+        slots.push_back(batch.slot[size_t(sequences.back())]);
+    }
+    const auto repeats = [](std::vector<int32_t> &all) {
+        std::sort(all.begin(), all.end());
+        return std::adjacent_find(all.begin(), all.end()) != all.end();
+    };
+    if (repeats(sequences)) wrong("positions", "rows of a sequence that are apart", "neighbours, one position after the other");
+    if (repeats(slots)) wrong("slots", "one slot for two sequences", "one for each");
+}
+
+void set_slots(Batch &batch, const Integers &slots) {
+    if (slots.size() != batch.tables.size()) wrong("slots", text(slots.size(), " values"), text(batch.tables.size()));
+    batch.slot = copy_of(slots);
+    for (const int32_t slot : batch.slot) {
+        if (slot < 0) wrong("slots", text(slot), "numbers from 0");
+        batch.last_slot = std::max(batch.last_slot, slot);
+    }
+    check_slots(batch);
+}
+
+void make_batch(Batch *self, const Integers &positions, const Integers &sequence, const nb::list &tables,
+                const std::optional<Integers> &slots) {
     if (positions.size() != sequence.size())
         wrong("sequence", text(sequence.size(), " rows"), text(positions.size()));
     Batch *batch = new (self) Batch{};
@@ -52,6 +79,7 @@ void make_batch(Batch *self, const Integers &positions, const Integers &sequence
     for (size_t row = 0; row < positions.size(); row++) add_row(*batch, row);
     batch->group_first.push_back(int32_t(positions.size()));
     for (const auto &blocks : batch->tables) batch->table.push_back(blocks.data());
+    if (slots) set_slots(*batch, *slots);
 }
 
 int64_t rows_of(const Tensor &t, const char *name, const Batch &batch) {
@@ -159,7 +187,8 @@ bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tenso
 
 void bind_attention(nb::module_ &m) {
     nb::class_<Batch>(m, "Batch")
-        .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a)
+        .def("__init__", &make_batch, "positions"_a.noconvert(), "sequence"_a.noconvert(), "tables"_a,
+             "slots"_a.noconvert() = nb::none())
         .def("__len__", [](const Batch &batch) { return batch.position.size(); });
     m.def("embed_positions", &embed_positions, "out"_a, "table"_a, "batch"_a);
     nb::class_<AttentionRule>(m, "AttentionRule")

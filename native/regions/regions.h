@@ -30,12 +30,14 @@ int region_moe(float *slots, const float *x, int n, int k, const int32_t *ids, c
                int only_count);
 
 /* The rows of one step: positions, sequences and each sequence's block numbers. `group_first` has the first row of every
- * run of rows of one sequence with consecutive positions, and n at the end. */
+ * run of rows of one sequence with consecutive positions, and n at the end. `slot` has each sequence's place in the states of
+ * recurrent layers, NULL without; no two sequences share one, and each is one run. */
 struct batch {
     int n, groups;
     const int32_t *position, *sequence;
     const int32_t *const *table;
     const int32_t *group_first;
+    const int32_t *slot;
 };
 
 /* Caches: keys and values (blocks, kv_heads, kv_block_bytes) of a kv_type, see kernels.h. */
@@ -52,6 +54,29 @@ struct attention_input {
 
 /* Puts k and v into the cache and writes out (n, heads * value_dim). */
 int region_attention(float *out, const struct attention_input *in, const struct cache *cache, const struct batch *batch);
+
+/* Recurrent layers. A sequence whose run begins at position 0 begins with zeros, others with what their slot of the state has.
+ * They return REGION_NOT_FINITE where a value is not; the states of the step's sequences are worth nothing then. */
+/* weight (taps, channels), bias (channels) or NULL; state (slots, taps - 1, channels): the inputs before the step. x (n, channels);
+ * `gated`: x (n, 3, channels) is a gate before, a gate after and what is convolved, which is multiplied in place. */
+struct convolution { const float *weight, *bias; int taps, channels; bool silu, gated; };
+int region_short_conv(float *out, float *x, float *state, const struct convolution *rule, const struct batch *batch);
+/* decay (heads): the factor of the step, below 0; skip may be NULL. Heads share keys and queries as neighbours do (head /
+ * group), or with `tiled` as every key_heads-th does. State (slots, heads * blocks, key_size, 16), see kernels.h. */
+struct recurrence {
+    int kind, heads, key_heads, key_size, value_size;
+    bool tiled;
+    const float *decay, *dt_bias, *skip;
+    float least, most, eps;
+};
+/* q, k, v: where row 0 has its first, rows are `row_step` apart; dt, beta (n, heads). */
+struct recurrent_input { const float *q, *k, *v, *dt, *beta; size_t row_step; };
+int region_recurrent(float *out, const struct recurrent_input *in, float *state, const struct recurrence *rule,
+                     const struct batch *batch);
+/* RMSNorm of each of `groups` parts of a row, times SiLU of the gate, before or after it. weight (size), or (groups, size) if
+ * weight_step is size and not 0. */
+struct gated_norm { const float *weight; int groups, size, weight_step; float eps; bool gate_first; };
+bool region_gated_norm(float *out, const float *x, const float *gate, int n, const struct gated_norm *rule);
 /* ids, weights (n, k) from logits (n, experts); REGION_NOT_FINITE: a logit is not. */
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 /* LayerNorm with a bias, RMSNorm without. */

@@ -212,6 +212,83 @@ def attention(q: F32, keys: F32, values: F32, positions: I32, scale: float, wind
     return np.asarray(np.einsum("nht,thd->nhd", weights / total, v), np.float32)
 
 
+# ---- recurrent mixers: one sequence from its first token on -----------------------------------------------------
+
+
+def silu(x: F64) -> F64:
+    return x / (1 + np.exp(-x))
+
+
+def softplus(x: F64) -> F64:
+    return np.logaddexp(0.0, x)
+
+
+def short_conv(x: F32, weight: F32, bias: F32 | None = None, activated: bool = False, gated: bool = False) -> F32:
+    """Causal convolution of each channel by itself: x (n, channels), weight (taps, channels), bias (channels,).
+
+    out[t] = bias + sum over taps of weight[tap] * x[t - taps + 1 + tap], zeros before the first; SiLU if `activated`.
+    `gated`: x (n, 3 * channels) holds b, c and u; what is convolved is b * u, and the result is multiplied by c.
+    """
+    taps, channels = weight.shape
+    wide = x.astype(np.float64).reshape(len(x), -1, channels)
+    inputs = np.concatenate([np.zeros((taps - 1, channels)), wide[:, 0] * wide[:, 2] if gated else wide[:, 0]])
+    out = sum(weight[tap] * inputs[tap : tap + len(x)] for tap in range(taps)) + (0 if bias is None else bias)
+    out = silu(out) if activated else out
+    return np.asarray(out * wide[:, 1] if gated else out, np.float32)
+
+
+def delta_net(q: F32, k: F32, v: F32, beta: F32, dt: F32, decay: F32, dt_bias: F32, eps: float = 1e-6,
+              tiled: bool = False) -> tuple[F32, F64]:  # fmt: skip
+    """The gated delta rule (Yang and others 2024, as in Qwen3-Next) -> out (n, heads, value_size), last state.
+
+    q, k (n, key_heads, key_size), v (n, heads, value_size), beta, dt (n, heads), decay (below 0) and dt_bias (heads,).
+    Head h reads key head h // group, or h % key_heads if `tiled`. state (heads, key_size, value_size).
+    """
+    heads, key_heads, size = v.shape[1], k.shape[1], k.shape[2]
+    chosen = [h % key_heads if tiled else h // (heads // key_heads) for h in range(heads)]
+    q, k = (x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).sum(-1, keepdims=True) + eps) for x in (q, k))
+    q, k = q[:, chosen] * size**-0.5, k[:, chosen]  # (n, heads, key_size)
+    kept = np.exp(decay * softplus(dt.astype(np.float64) + dt_bias))
+    rate = 1 / (1 + np.exp(-beta.astype(np.float64)))
+    state, out = np.zeros((heads, size, v.shape[2])), np.zeros(v.shape)
+    for t in range(len(v)):
+        state *= kept[t, :, None, None]
+        change = rate[t, :, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], state))
+        state += np.einsum("hk,hv->hkv", k[t], change)
+        out[t] = np.einsum("hk,hkv->hv", q[t], state)
+    return out.astype(np.float32), state
+
+
+def mamba2(x: F32, b: F32, c: F32, dt: F32, decay: F32, dt_bias: F32, skip: F32 | None = None,
+           limits: tuple[float, float] = (0.0, math.inf)) -> tuple[F32, F64]:  # fmt: skip
+    """The state space of Mamba2 (Dao and Gu 2024) -> out (n, heads, head_dim), last state.
+
+    x (n, heads, head_dim), b and c (n, groups, state_size), dt (n, heads), decay (below 0), dt_bias and skip (heads,);
+    a group serves neighbouring heads. The step, softplus(dt + dt_bias), is put within `limits`.
+    state (heads, state_size, head_dim).
+    """
+    group = x.shape[1] // b.shape[1]
+    b, c = (np.repeat(y.astype(np.float64), group, axis=1) for y in (b, c))  # (n, heads, state_size)
+    step = np.clip(softplus(dt.astype(np.float64) + dt_bias), *limits)
+    kept = np.exp(decay * step)
+    state, out = np.zeros((x.shape[1], b.shape[2], x.shape[2])), np.zeros(x.shape)
+    for t in range(len(x)):
+        state = state * kept[t, :, None, None] + np.einsum("hs,hd->hsd", b[t], step[t, :, None] * x[t])
+        out[t] = np.einsum("hs,hsd->hd", c[t], state)
+    return (out if skip is None else out + skip[:, None] * x).astype(np.float32), state
+
+
+def gated_norm(x: F32, gate: F32, weight: F32, eps: float, groups: int, gate_first: bool = False) -> F32:
+    """RMSNorm of each of `groups` parts of a row, times SiLU of the gate, after it or `gate_first`.
+
+    x and gate (n, width), weight (width / groups,) for every part or (width,) for all.
+    """
+    parts, opened = (y.astype(np.float64).reshape(len(x), groups, -1) for y in (x, silu(gate.astype(np.float64))))
+    parts = parts * opened if gate_first else parts
+    normed = parts / np.sqrt((parts**2).mean(axis=-1, keepdims=True) + eps) * weight.reshape(-1, parts.shape[2])
+    return np.asarray((normed if gate_first else normed * opened).reshape(x.shape), np.float32)
+
+
 # ---- mixture of experts --------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,11 @@ def sample(
 
 class Batch:
     def __init__(
-        self, positions: NDArray[np.int32], sequence: NDArray[np.int32], tables: Sequence[NDArray[np.int32]]
+        self,
+        positions: NDArray[np.int32],
+        sequence: NDArray[np.int32],
+        tables: Sequence[NDArray[np.int32]],
+        slots: NDArray[np.int32] | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
 
@@ -98,6 +102,43 @@ class AttentionRule:
 
 def attention(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, batch: Batch, rule: AttentionRule
+) -> bool: ...
+
+class Convolution:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, silu: bool = False, gated: bool = False) -> None: ...
+
+def short_conv(out: Tensor, x: Tensor, state: Tensor, batch: Batch, rule: Convolution) -> bool: ...
+
+class DeltaRule:
+    def __init__(
+        self,
+        decay: Tensor,
+        dt_bias: Tensor,
+        key_heads: int,
+        key_size: int,
+        eps: float = 1e-6,
+        tiled: bool = False,
+    ) -> None: ...
+
+def delta_net(
+    out: Tensor, qkv: Tensor, beta: Tensor, dt: Tensor, state: Tensor, batch: Batch, rule: DeltaRule
+) -> bool: ...
+
+class StateSpace:
+    def __init__(
+        self,
+        decay: Tensor,
+        dt_bias: Tensor,
+        groups: int,
+        state_size: int,
+        skip: Tensor | None = None,
+        least: float = 0.0,
+        most: float = ...,
+    ) -> None: ...
+
+def mamba2(out: Tensor, xbc: Tensor, dt: Tensor, state: Tensor, batch: Batch, rule: StateSpace) -> bool: ...
+def gated_norm(
+    out: Tensor, x: Tensor, gate: Tensor, norm: Norm, groups: int = 1, gate_first: bool = False
 ) -> bool: ...
 def add(out: Tensor, x: Tensor) -> None: ...
 def combine(out: Tensor, slots: Tensor, weights: Tensor) -> None: ...
