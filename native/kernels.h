@@ -48,15 +48,25 @@ static inline size_t tile_stride(int type, int64_t k) {
     return ((size_t)(k / type_info[type].values) * (size_t)type_info[type].tile_bytes + 63) / 64 * 64;
 }
 
-/* Gated activations of an expert. */
-enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_COUNT };
+/* Activations of an expert, f(gate) * up; without a gate, up NULL, f(gate). Clamped are gate to at most `limit`, and up to
+ * -limit..limit; swiglu_oai is gate * sigmoid(alpha * gate) * (up + 1) of those, and needs a gate. */
+enum glu { GLU_SILU, GLU_GELU_TANH, GLU_GELU_ERF, GLU_RELU2, GLU_SILU_CLAMPED, GLU_SWIGLU_OAI, GLU_COUNT };
+struct glu_options { int kind; float alpha, limit; };
 
 /* y[c][row] (+)= sum_k w[row][k] * x[c][k] for tiles [first, last) of a tiled matrix and n columns (any n >= 1).
  * x[c] points to floats, q32 or q256 blocks as the type and mode ask. y[c] points to row 0 of column c.
  * Only rows below `rows` are written. `then` is what the caller reads next, so that asking for memory ahead does not stop
  * at the last tile; NULL: what lies behind it. */
-typedef void matmul_kernel(const void *tiles, int k, int rows, int first, int last, const void *const *x,
-                           float *const *y, int n, bool accumulate, const void *then);
+struct product {
+    const void *tiles;
+    int k, rows, first, last;
+    const void *const *x;
+    float *const *y;
+    int n;
+    bool accumulate;
+    const void *then;
+};
+typedef void matmul_kernel(const struct product *product);
 
 /* How the router chooses: score of (logits + bias); the choice by score + correction among the experts of the kept groups,
  * which are those of the largest score or sum of two scores; the weight is the score, or the softmax of the chosen
@@ -132,7 +142,7 @@ struct kernels {
     matmul_kernel *matmul_exact[TYPE_COUNT];  /* x in float32 */
     /* activations */
     void (*quantize[ACTIVATION_COUNT])(void *out, const float *x, int n);        /* n a multiple of the block */
-    void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n);
+    void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n, struct glu_options options);
     /* rows */
     bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);  /* false: x is not finite */
     bool (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps);

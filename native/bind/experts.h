@@ -44,33 +44,51 @@ void clear_expert(ExpertTable &table, int64_t e) {
     table.owners[i] = {};
 }
 
+/* What an expert does between its matrices, see enum glu. */
+struct Activation {
+    struct glu_options options;
+
+    explicit Activation(const std::string &name, float alpha = 1.702f, float limit = 7.0f)
+        : options{choice(name, "activation", {"silu", "gelu_tanh", "gelu_erf", "relu2", "silu_clamped", "swiglu_oai"}), alpha,
+                  limit} {
+        expect_finite("alpha", alpha);
+        if (!(limit >= 0)) wrong("limit", text(limit), "a number from 0");
+    }
+};
+
 /* Every id is an expert, and every expert that this call computes is set. */
-void check_resident(ExpertTable &table, const Tensor &ids, const Tensor *only) {
+void check_resident(ExpertTable &table, const Tensor &ids, const Tensor *only, bool needs_gate) {
     std::fill(table.wanted.begin(), table.wanted.end(), uint8_t(!only));
     for (int64_t i = 0; only && i < only->values(); i++) table.wanted[table.index(only->i32()[i])] = 1;
     for (int64_t i = 0; i < ids.values(); i++) {
         const size_t e = table.index(ids.i32()[i]);
         if (table.wanted[e] && !table.experts[e].set)
             wrong("ids", text("expert ", e, ", which is not set"), "experts that are set");
+        if (table.wanted[e] && needs_gate && !table.experts[e].gate.tiles)
+            wrong("activation", text("swiglu_oai and expert ", e, " without a gate"), "experts with a gate");
     }
 }
 
-void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, const std::string &activation,
-         bool exact, const Tensor *only) {
+void moe(Tensor &slots, const Tensor &x, ExpertTable &table, const Tensor &ids, const Activation &activation, bool exact,
+         const Tensor *only, const Tensor *input_weights) {
     f32_of(x, "x", -1, table.hidden);
     const int64_t n = x.shape[0], pairs[] = {n, -1}, any[] = {-1};
     expect(ids, "ids", T_I32, pairs);
     f32_of(slots, "slots", n * ids.shape[1], table.hidden);
     expect_apart(slots, "slots", x, "x");
     expect_apart(slots, "slots", ids, "ids");
-    if (only) expect(*only, "only", T_I32, any);
-    const int kind = choice(activation, "activation", {"silu", "gelu_tanh", "gelu_erf"});
-    check_resident(table, ids, only);
-    check_region(unlocked([&] {
-        return region_moe(slots.f32(), x.f32(), int(n), int(ids.shape[1]), ids.i32(), table.experts.data(),
-                          int(table.experts.size()), table.hidden, table.intermediate, kind, exact,
-                          only ? only->i32() : nullptr, only ? int(only->shape[0]) : 0);
-    }));
+    struct mixture in = {};
+    in.x = x.f32(), in.ids = ids.i32(), in.n = int(n), in.k = int(ids.shape[1]);
+    if (input_weights) {
+        in.input_weights = f32_of(*input_weights, "input_weights", n, ids.shape[1]);
+        expect_apart(slots, "slots", *input_weights, "input_weights");
+    }
+    in.experts = table.experts.data(), in.expert_count = int(table.experts.size());
+    in.hidden = table.hidden, in.intermediate = table.intermediate;
+    in.activation = activation.options, in.exact = exact;
+    if (only) expect(*only, "only", T_I32, any), in.only = only->i32(), in.only_count = int(only->shape[0]);
+    check_resident(table, ids, only, in.activation.kind == GLU_SWIGLU_OAI);
+    check_region(unlocked([&] { return region_moe(slots.f32(), &in); }));
 }
 
 void bind_experts(nb::module_ &m) {
@@ -80,8 +98,11 @@ void bind_experts(nb::module_ &m) {
              optional("down_bias"))
         .def("clear", &clear_expert, "e"_a)
         .def("resident", [](const ExpertTable &table, int64_t e) { return table.experts[table.index(e)].set; }, "e"_a);
-    m.def("moe", &moe, "slots"_a, "x"_a, "table"_a, "ids"_a, "activation"_a = "silu", "exact"_a = false,
-          optional("only"));
+    nb::class_<Activation>(m, "Activation")
+        .def(nb::init<const std::string &, float, float>(), "name"_a, "alpha"_a = 1.702f, "limit"_a = 7.0f);
+    nb::implicitly_convertible<nb::str, Activation>();
+    m.def("moe", &moe, "slots"_a, "x"_a, "table"_a, "ids"_a, "activation"_a = Activation("silu"), "exact"_a = false,
+          optional("only"), optional("input_weights"));
 }
 
 }  // namespace

@@ -32,16 +32,37 @@ void KERNEL(quantize_q256)(void *out, const float *x, int n) {
 
 void KERNEL(quantize_f32)(void *out, const float *x, int n) { memcpy(out, x, (size_t)n * sizeof *x); }
 
-VEC vf silu(vf gate, vf up) { return vf_mul(vf_silu(gate), up); }
-VEC vf gelu_tanh(vf gate, vf up) { return vf_mul(vf_gelu_tanh(gate), up); }
-VEC vf gelu_erf(vf gate, vf up) { return vf_mul(vf_gelu_erf(gate), up); }
-#define GLU(name)                                                                                  \
-    void KERNEL(glu_##name)(float *out, const float *gate, const float *up, int n) {               \
-        int i = 0;                                                                                 \
-        for (; i + 16 <= n; i += 16) vf_store(out + i, name(vf_load(gate + i), vf_load(up + i)));  \
-        vf rest = name(vf_load_first(gate + i, n - i), vf_load_first(up + i, n - i));              \
-        vf_store_first(out + i, rest, n - i);                                                      \
+/* A NaN stays one: it is the second argument. */
+VEC vf at_most(vf x, float limit) { return vf_min(vf_set1(limit), x); }
+VEC vf within(vf x, float limit) { return vf_max(vf_set1(-limit), at_most(x, limit)); }
+
+VEC vf silu(vf gate, vf up, struct glu_options o) { return (void)o, vf_mul(vf_silu(gate), up); }
+VEC vf gelu_tanh(vf gate, vf up, struct glu_options o) { return (void)o, vf_mul(vf_gelu_tanh(gate), up); }
+VEC vf gelu_erf(vf gate, vf up, struct glu_options o) { return (void)o, vf_mul(vf_gelu_erf(gate), up); }
+VEC vf relu2(vf gate, vf up, struct glu_options o) {
+    const vf positive = vf_max(vf_zero(), gate);
+    return (void)o, vf_mul(vf_mul(positive, positive), up);
+}
+VEC vf silu_clamped(vf gate, vf up, struct glu_options o) {
+    return vf_mul(vf_silu(at_most(gate, o.limit)), within(up, o.limit));
+}
+VEC vf swiglu_oai(vf gate, vf up, struct glu_options o) {
+    const vf g = at_most(gate, o.limit), one = vf_set1(1.0f);
+    const vf curve = vf_div(g, vf_add(one, vf_exp(vf_mul(g, vf_set1(-o.alpha)))));
+    return vf_mul(vf_add(within(up, o.limit), one), curve);
+}
+#define GLU(name)                                                                                              \
+    void KERNEL(glu_##name)(float *out, const float *gate, const float *up, int n, struct glu_options o) {     \
+        int i = 0;                                                                                             \
+        for (; i + 16 <= n; i += 16)                                                                           \
+            vf_store(out + i, name(vf_load(gate + i), up ? vf_load(up + i) : vf_set1(1.0f), o));               \
+        if (i == n) return;                                                                                    \
+        const vf last = up ? vf_load_first(up + i, n - i) : vf_set1(1.0f);                                     \
+        vf_store_first(out + i, name(vf_load_first(gate + i, n - i), last, o), n - i);                         \
     }
 GLU(silu)
 GLU(gelu_tanh)
 GLU(gelu_erf)
+GLU(relu2)
+GLU(silu_clamped)
+GLU(swiglu_oai)

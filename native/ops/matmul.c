@@ -294,27 +294,25 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
 #define FLOAT(NAME, name, ...) EXACT(NAME, name, f32_load_##name)
 #include "quants/quants.def"
 
-VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const void *all, int k, int rows, int first, int last,
-                const void *const *x, float *const *y, int n, bool accumulate, const uint8_t *then) {
-    const size_t stride = tile_stride(type, k);
-    const uint8_t *end = (const uint8_t *)all + (size_t)last * stride;
-    for (int left = (n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
-        int size = (n - c + left - 1) / left;
-        for (int tile = first, tiles; tile < last; tile += tiles) {
+VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const struct product *p) {
+    const size_t stride = tile_stride(type, p->k);
+    const uint8_t *all = p->tiles, *end = all + (size_t)p->last * stride, *then = p->then;
+    for (int left = (p->n + CHUNK - 1) / CHUNK, c = 0; left; left--) {
+        int size = (p->n - c + left - 1) / left;
+        for (int tile = p->first, tiles; tile < p->last; tile += tiles) {
             _Alignas(64) float sums[VEC_TILES * CHUNK][16];
-            tiles = size > MAX_PACKED && last - tile >= most_tiles ? most_tiles : 1;
-            const struct around around = {end, then ? then - end : 0, y + c, tile * TILE_ROWS};
-            kernel(sums, (const uint8_t *)all + (size_t)tile * stride, tiles, k, x + c, size, &around);
-            store_rows(y + c, sums, size, tile * TILE_ROWS, rows, tiles, accumulate);
+            tiles = size > MAX_PACKED && p->last - tile >= most_tiles ? most_tiles : 1;
+            const struct around around = {end, then ? then - end : 0, p->y + c, tile * TILE_ROWS};
+            kernel(sums, all + (size_t)tile * stride, tiles, p->k, p->x + c, size, &around);
+            store_rows(p->y + c, sums, size, tile * TILE_ROWS, p->rows, tiles, p->accumulate);
         }
         c += size;
     }
 }
 
-#define MATMUL(kernel, tiles, NAME, name)                                                                                  \
-    void KERNEL(kernel##_##NAME)(const void *all, int k, int rows, int first, int last, const void *const *x,              \
-                                 float *const *y, int n, bool accumulate, const void *then) {                              \
-        matmul(name, tiles, T_##NAME, all, k, rows, first, last, x, y, n, accumulate, then);                               \
+#define MATMUL(kernel, tiles, NAME, name)                    \
+    void KERNEL(kernel##_##NAME)(const struct product *p) {  \
+        matmul(name, tiles, T_##NAME, p);                    \
     }
 #define INTEGER(NAME, name, ...) MATMUL(matmul, VEC_TILES, NAME, fast_##name) MATMUL(matmul_exact, 1, NAME, exact_##name)
 #define FLOAT(NAME, name, ...) MATMUL(matmul_exact, 1, NAME, exact_##name)

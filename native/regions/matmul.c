@@ -22,19 +22,17 @@ static void run_item(const struct work *work, int i, int first_tile, int range) 
     const struct matrix *w = &work->weights[i];
     int n = work->x->n;
     int first = (int)((int64_t)n * range / work->column_ranges), last = (int)((int64_t)n * (range + 1) / work->column_ranges);
-    const void *x[REGION_COLUMNS];
-    float *y[REGION_COLUMNS];
+    struct columns columns = {.n = last - first};
     for (int c = first; c < last; c++) {
-        x[c - first] = operand_row(work->x, w->type, work->exact, c);
-        y[c - first] = work->outs[i] + (size_t)c * (size_t)w->rows;
+        columns.x[c - first] = operand_row(work->x, w->type, work->exact, c);
+        columns.y[c - first] = work->outs[i] + (size_t)c * (size_t)w->rows;
     }
     int tiles = round_up_to(w->rows, TILE_ROWS), end = first_tile + work->item_tiles[i];
     if (end > tiles) end = tiles;
     const void *then = end == tiles && i + 1 < work->count ? w[1].tiles : NULL;
-    multiply(w, work->exact, first_tile, end, x, y, last - first, work->accumulate, then);
-    if (!work->biases || !work->biases[i]) return;
+    multiply(w, work->exact, first_tile, end, &columns, work->accumulate, then);
     int row = first_tile * TILE_ROWS, rows = end * TILE_ROWS < w->rows ? end * TILE_ROWS - row : w->rows - row;
-    for (int c = 0; c < last - first; c++) kernels->add(y[c] + row, work->biases[i] + row, rows);
+    if (work->biases) add_bias(&columns, work->biases[i], row, rows);
 }
 
 static void run_items(void *context, int thread, int threads) {

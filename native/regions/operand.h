@@ -24,10 +24,18 @@ static inline const void *operand_row(const struct operand *o, int type, bool ex
     return o->rows[activation] + (size_t)row * o->stride[activation];
 }
 
-static inline void multiply(const struct matrix *w, bool exact, int first_tile, int last_tile, const void *const *x,
-                            float *const *y, int n, bool accumulate, const void *then) {
-    matmul_kernel *kernel = exact ? kernels->matmul_exact[w->type] : kernels->matmul[w->type];
-    kernel(w->tiles, w->k, w->rows, first_tile, last_tile, x, y, n, accumulate, then);
+/* Tiles [first, last) of w times n columns, see struct product. */
+struct columns { const void *x[REGION_COLUMNS]; float *y[REGION_COLUMNS]; int n; };
+
+static inline void multiply(const struct matrix *w, bool exact, int first, int last, const struct columns *columns,
+                            bool accumulate, const void *then) {
+    const struct product product = {w->tiles, w->k, w->rows, first, last, columns->x, columns->y, columns->n, accumulate, then};
+    (exact ? kernels->matmul_exact : kernels->matmul)[w->type](&product);
+}
+
+/* Adds `rows` of bias (may be NULL) from `row` on to the columns. */
+static inline void add_bias(const struct columns *columns, const float *bias, int row, int rows) {
+    for (int c = 0; bias && c < columns->n; c++) kernels->add(columns->y[c] + row, bias + row, rows);
 }
 
 static inline const void *tiles_from(const struct matrix *w, int row) {

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct routing; /* kernels.h */
+#include "kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,11 +23,21 @@ int region_matmul(float *const *outs, const float *x, int n, int k, const struct
 /* An expert without a gate has no tiles there: down(activation(up x)). */
 struct expert { struct matrix gate, up, down; const float *gate_bias, *up_bias, *down_bias; bool set; };
 
-/* slots (n * k, hidden): row t * k + s = expert ids[t * k + s] of x[t]. With `only` (only_count ids) just those experts.
- * Every expert that is asked for is set. */
-int region_moe(float *slots, const float *x, int n, int k, const int32_t *ids, const struct expert *experts,
-               int expert_count, int hidden, int intermediate, int activation, bool exact, const int32_t *only,
-               int only_count);
+/* Tokens and the experts that each goes to. With `only` just those experts. Every expert that is asked for is set. */
+struct mixture {
+    const float *x;             /* (n, hidden) */
+    const int32_t *ids;         /* (n, k) */
+    const float *input_weights; /* (n, k): what an expert's x is multiplied by; may be NULL */
+    int n, k;
+    const struct expert *experts;
+    int expert_count, hidden, intermediate;
+    struct glu_options activation;
+    bool exact;
+    const int32_t *only; /* NULL: all */
+    int only_count;
+};
+/* slots (n * k, hidden): row t * k + s = expert ids[t * k + s] of x[t]. */
+int region_moe(float *slots, const struct mixture *mixture);
 
 /* The rows of one step: positions, sequences and each sequence's block numbers. `group_first` has the first row of every
  * run of rows of one sequence with consecutive positions, and n at the end. `slot` has each sequence's place in the states of

@@ -9,6 +9,7 @@ enum { TOKENS = 6, EXPERTS = 5, K = 2, HIDDEN = 256, MIDDLE = 512 };
 struct layer {
     struct expert experts[EXPERTS];
     float *bias[3]; /* the same for all experts */
+    bool weighted;  /* the input, too */
 };
 
 static struct matrix make_matrix(const struct kernels *table, int type, int rows, int k) {
@@ -52,8 +53,11 @@ static float slots[TOKENS * K * HIDDEN];
 /* Tokens first.. of them, n together. */
 static void run(float *out, const struct layer *l, const struct tokens *t, int first, int n, bool exact, const int32_t *only,
                 int only_count) {
-    CHECK(!region_moe(slots, t->x + first * HIDDEN, n, K, t->ids + first * K, l->experts, EXPERTS, HIDDEN, MIDDLE, GLU_SILU,
-                      exact, only, only_count), "no memory");
+    const struct mixture in = {.x = t->x + first * HIDDEN, .ids = t->ids + first * K, .n = n, .k = K, .experts = l->experts,
+                               .expert_count = EXPERTS, .hidden = HIDDEN, .intermediate = MIDDLE,
+                               .input_weights = l->weighted ? t->weights + first * K : NULL,
+                               .activation = {GLU_SILU, 0, 0}, .exact = exact, .only = only, .only_count = only_count};
+    CHECK(!region_moe(slots, &in), "no memory");
     memset(out + first * HIDDEN, 0, sizeof(float) * (size_t)n * HIDDEN); /* what the sum is added to */
     region_combine(out + first * HIDDEN, slots, t->weights + first * K, n, K, HIDDEN);
 }
@@ -86,6 +90,7 @@ static void check_table(const struct kernels *table) {
     }
     for (int type = 0; type < TYPE_COUNT; type++) { /* down in another format, as in mixtures */
         struct layer l = make_layer(table, type, type == T_Q4_K ? T_Q6_K : type == T_Q5_K ? T_Q8_0 : type, type % 2);
+        l.weighted = type % 3 == 2;
         check_layer(&l, &t, false);
         check_layer(&l, &t, true);
         free_layer(&l);

@@ -32,8 +32,10 @@ static void multiply(const struct kernels *table, const struct problem *p, bool 
         out[c] = y + (size_t)(first + c) * (size_t)p->rows;
     }
     matmul_kernel *kernel = exact ? table->matmul_exact[p->type] : table->matmul[p->type];
-    kernel(p->tiles, p->k, p->rows, 0, tiles / 2, x, out, count, accumulate, NULL);
-    kernel(p->tiles, p->k, p->rows, tiles / 2, tiles, x, out, count, accumulate, NULL);
+    struct product product = {p->tiles, p->k, p->rows, 0, tiles / 2, x, out, count, accumulate, NULL};
+    kernel(&product);
+    product.first = tiles / 2, product.last = tiles;
+    kernel(&product);
     free(in);
 }
 
@@ -88,7 +90,7 @@ static void note_glu(const struct kernels *table) {
     for (int kind = 0; kind < GLU_COUNT; kind++)
         for (int trial = 0; trial < 50; trial++) {
             for (int i = 0; i < 101; i++) gate[i] = random_float() * (float)(1 + trial), up[i] = random_float() * 10;
-            table->glu[kind](got, gate, up, 101);
+            table->glu[kind](got, gate, trial % 5 ? up : NULL, 101, (struct glu_options){kind, 1.702f, (float)trial / 4});
             note(got, sizeof got);
         }
 }

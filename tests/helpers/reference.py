@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import Activation, KvType
-from colibri.conversion import dequantize as conversion
-from colibri.conversion.calibration import glu
+from colibri.config import KvType
+from colibri.conversion import calibration, dequantize as conversion
 from colibri.weights.block_types import BY_NAME
 
 F32 = NDArray[np.float32]
@@ -369,27 +368,58 @@ class Expert(NamedTuple):
     down_bias: F32 | None = None
 
 
-def expert(x: F32, e: Expert, activation: Activation = "silu", exact: bool = False) -> F32:
-    """x (n, hidden) -> (n, hidden): down(glu(gate x, up x)), without a gate down(glu(up x, 1)).
+class Activation(NamedTuple):
+    """What an expert does between its matrices, see `glu`."""
+
+    name: str = "silu"
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+SILU = Activation()
+
+
+def glu(activation: Activation, gate: F32, up: F32 | None) -> F32:
+    """f(gate) * up, without a gate (up None) f(gate); "clamped" and gpt-oss' clamp both before."""
+    g = gate.astype(np.float64)
+    u = np.ones_like(g) if up is None else up.astype(np.float64)
+    name, alpha, limit = activation
+    if name == "relu2":
+        return np.asarray(np.maximum(g, 0) ** 2 * u, np.float32)
+    if name in ("silu_clamped", "swiglu_oai"):
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    if name == "swiglu_oai":
+        return np.asarray((u + 1) * g * np.exp(-np.logaddexp(0.0, -alpha * g)), np.float32)
+    curve: Any = name.removesuffix("_clamped")
+    return calibration.glu(curve, np.asarray(g), np.asarray(u))
+
+
+def expert(x: F32, e: Expert, activation: Activation = SILU, exact: bool = False) -> F32:
+    """x (n, hidden) -> (n, hidden): down(glu(gate x, up x)), without a gate down(glu(up x)).
 
     Fast mode quantises x and the activated row alike.
     """
     up = matmul(x, e.up, exact, e.up_bias)
-    gate, up = (up, np.ones_like(up)) if e.gate is None else (matmul(x, e.gate, exact, e.gate_bias), up)
-    return matmul(glu(activation, gate, up), e.down, exact, e.down_bias)
+    inner = glu(activation, up, None) if e.gate is None else glu(activation, matmul(x, e.gate, exact, e.gate_bias), up)
+    return matmul(inner, e.down, exact, e.down_bias)
 
 
-def moe(
-    x: F32, experts: Sequence[Expert | None], ids: I32, activation: Activation = "silu", exact: bool = False
-) -> F32:
-    """One row for each (token, slot): x (n, hidden), ids (n, k) -> slots (n * k, hidden). None: not resident."""
+def moe(x: F32, experts: Sequence[Expert | None], ids: I32, activation: Activation = SILU, exact: bool = False,
+        input_weights: F32 | None = None) -> F32:  # fmt: skip
+    """One row for each (token, slot): x (n, hidden), ids (n, k) -> slots (n * k, hidden). None: not resident.
+
+    input_weights (n, k): what x is multiplied by before anything else.
+    """
     slots = np.zeros((ids.size, x.shape[1]), np.float32)
     for place, number in enumerate(ids.reshape(-1).tolist()):
         chosen = experts[number]
         if chosen is None:
             raise ValueError(f"expert {number} is not set")
         token = place // ids.shape[1]
-        slots[place] = expert(x[token : token + 1], chosen, activation, exact)[0]
+        row = x[token : token + 1]
+        if input_weights is not None:
+            row = row * input_weights.reshape(-1)[place]
+        slots[place] = expert(row, chosen, activation, exact)[0]
     return slots
 
 

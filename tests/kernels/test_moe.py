@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pytest
 import reference
@@ -12,9 +10,10 @@ from numpy.typing import NDArray
 
 from colibri import ops
 
-Glu = Literal["silu", "gelu_tanh", "gelu_erf"]
 Formats = tuple[str, str, str]  # of gate, up, down
-GLUS: list[Glu] = ["silu", "gelu_tanh", "gelu_erf"]
+Glu = reference.Activation
+GLUS = [Glu("silu"), Glu("gelu_tanh"), Glu("gelu_erf"), Glu("relu2")]
+GLUS += [Glu("silu_clamped", limit=0.7), Glu("swiglu_oai", 1.5, 0.9)]
 MIXTURES = [
     ("Q4_K", "Q4_K", "Q6_K"),
     ("Q8_0", "Q4_K", "MXFP4"),
@@ -50,14 +49,16 @@ def run(
     table: ops.ExpertTable,
     x: NDArray[np.float32],
     ids: NDArray[np.int32],
-    activation: str = "silu",
+    activation: Glu = GLUS[0],
     exact: bool = False,
     only: list[int] | None = None,
     slots: ops.Tensor | None = None,
+    input_weights: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     slots = slots or ops.tensor("F32", (ids.size, HIDDEN))
     wanted = None if only is None else plain(np.array(only, np.int32))
-    ops.moe(slots, plain(x), table, plain(ids), activation=activation, exact=exact, only=wanted)
+    weights = None if input_weights is None else plain(input_weights)
+    ops.moe(slots, plain(x), table, plain(ids), ops.Activation(*activation), exact, wanted, weights)
     return slots.numpy().copy()
 
 
@@ -65,14 +66,14 @@ def run(
 @pytest.mark.parametrize("activation", GLUS)
 @pytest.mark.parametrize("formats", MIXTURES)
 def test_close_to_the_specification(formats: Formats, activation: Glu, exact: bool) -> None:
-    experts = [make_expert(e, formats, biases=activation == "gelu_erf") for e in range(EXPERTS)]
+    experts = [make_expert(e, formats, biases=activation.name in ("gelu_erf", "swiglu_oai")) for e in range(EXPERTS)]
     table, (x, ids) = table_of(experts), batch(7, 2)
     found = same_everywhere(lambda: run(table, x, ids, activation, exact))
     # a value of h that lies between two steps may fall to either side in fast mode
     close(found, reference.moe(x, experts, ids, activation, exact), 1e-5 if exact or formats[2] == "F32" else 2e-2)
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("activation", GLUS[1:5])
 @pytest.mark.parametrize("up_and_down", [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("BF16", "BF16")])
 def test_experts_without_a_gate(up_and_down: tuple[str, str], activation: Glu) -> None:
     up, down = up_and_down
@@ -88,10 +89,60 @@ def test_experts_without_a_gate(up_and_down: tuple[str, str], activation: Glu) -
 def test_activations_are_the_functions_that_they_are_named_after(activation: Glu) -> None:
     """Matrices that pass their input on show the activation itself, far out too."""
     one = reference.Weight("F32", np.eye(HIDDEN, dtype=np.float32).tobytes(), (HIDDEN, HIDDEN))
+    shift = np.linspace(-3, 3, HIDDEN, dtype=np.float32)[::-1].copy()
     x = np.linspace(-12, 12, HIDDEN, dtype=np.float32)[None]
-    table = table_of([reference.Expert(None, one, one)])
-    found = run(table, x, np.zeros((1, 1), np.int32), activation, exact=True)
-    np.testing.assert_allclose(found, reference.glu(activation, x, np.ones_like(x)), rtol=2e-6, atol=3e-7)
+    gated = activation.name == "swiglu_oai"
+    expert = reference.Expert(one if gated else None, one, one, None, shift if gated else None)
+    found = run(table_of([expert]), x, np.zeros((1, 1), np.int32), activation, exact=True)
+    expected = reference.glu(activation, x, x + shift if gated else None)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=3e-7)
+
+
+@pytest.mark.parametrize("activation", GLUS)
+def test_what_is_not_a_number_goes_through(activation: Glu) -> None:
+    table = table_of([make_expert(0, ("F32", "F32", "F32"), False)])
+    x = batch(1, 1)[0]
+    x[0, 7] = np.nan
+    assert np.isnan(run(table, x, np.zeros((1, 1), np.int32), activation)).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("k", [1, 3])
+def test_weights_of_the_input(k: int, exact: bool) -> None:
+    experts = [make_expert(e, ("Q4_K", "Q8_0", "Q4_K"), True) for e in range(EXPERTS)]
+    table, (x, ids) = table_of(experts), batch(150, k)
+    weights = np.random.default_rng(3).uniform(0, 1, ids.shape).astype(np.float32)
+    whole = same_everywhere(lambda: run(table, x, ids, exact=exact, input_weights=weights))
+    few = slice(0, 7)
+    expected = reference.moe(x[few], experts, ids[few], exact=exact, input_weights=weights[few])
+    close(whole[: 7 * k], expected, 1e-5 if exact else 2e-2)
+    slots = ops.tensor("F32", (ids.size, HIDDEN))
+    for only in ([4, 0], [1], [2, 3, 5]):
+        run(table, x, ids, exact=exact, only=only, slots=slots, input_weights=weights)
+    assert slots.numpy().tobytes() == whole.tobytes()
+    alone = run(table, x[40:41], ids[40:41], exact=exact, input_weights=weights[40:41])
+    assert alone.tobytes() == whole[40 * k : 41 * k].tobytes()
+
+
+def test_wrong_arguments_are_named() -> None:
+    table = table_of([make_expert(0, ("Q8_0",) * 3, False)._replace(gate=None)])
+    (x, _), ids = batch(1, 1), np.zeros((1, 1), np.int32)
+    with pytest.raises(ValueError, match="activation: found 'relu', expected 'silu', 'gelu_tanh', 'gelu_erf', 'relu2'"):
+        ops.Activation("relu")
+    for limit in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="limit: found"):
+            ops.Activation("silu_clamped", limit=limit)
+    with pytest.raises(ValueError, match="alpha: found"):
+        ops.Activation("swiglu_oai", np.inf)
+    with pytest.raises(ValueError, match="swiglu_oai and expert 0 without a gate, expected experts with a gate"):
+        run(table, x, ids, Glu("swiglu_oai"))
+    with pytest.raises(ValueError, match=r"input_weights: found F32 \(1, 2\), expected F32 \(1, 1\)"):
+        run(table, x, ids, input_weights=np.ones((1, 2), np.float32))
+    slots = ops.tensor("F32", (1, HIDDEN))
+    weight = slots.reshape(HIDDEN, 1).rows(0, 1)
+    with pytest.raises(ValueError, match="slots: found memory that input_weights is in"):
+        ops.moe(slots, plain(x), table, plain(ids), input_weights=weight)
+    ops.moe(slots, plain(x), table, plain(ids), "gelu_erf")  # a name is enough
 
 
 @pytest.mark.parametrize("intermediate", [32, 288, 768, 1440])

@@ -64,7 +64,7 @@ def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None
     expert = int(counts.argmax())
     rows = normed[(chosen == expert).any(axis=1)].astype(np.float64)
     gate, up = (weights[f"blk.1.ffn_{part}_exps.weight"][expert].astype(np.float64) for part in ("gate", "up"))
-    inner = reference.glu("silu", (rows @ gate.T).astype(np.float32), (rows @ up.T).astype(np.float32))
+    inner = reference.glu(reference.Activation(), (rows @ gate.T).astype(np.float32), (rows @ up.T).astype(np.float32))
     np.testing.assert_allclose(
         calibration.sums["blk.1.ffn_down_exps.weight"][expert], np.square(inner).sum(axis=0), rtol=1e-3
     )

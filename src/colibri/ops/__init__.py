@@ -17,6 +17,7 @@ from colibri.machine import cpus
 from . import _native
 from ._native import (
     KV_BLOCK as KV_BLOCK,
+    Activation as Activation,
     AttentionRule as AttentionRule,
     Batch as Batch,
     Convolution as Convolution,

@@ -188,12 +188,21 @@ class ExpertTable:
     def clear(self, e: int) -> None: ...
     def resident(self, e: int) -> bool: ...
 
+class Activation:
+    def __init__(
+        self,
+        name: str,  # silu, gelu_tanh, gelu_erf, relu2; silu_clamped (limit), swiglu_oai (alpha, limit)
+        alpha: float = 1.702,
+        limit: float = 7.0,
+    ) -> None: ...
+
 def moe(
     slots: Tensor,
     x: Tensor,
     table: ExpertTable,
     ids: Tensor,
-    activation: str = "silu",
+    activation: Activation | str = "silu",
     exact: bool = False,
     only: Tensor | None = None,
+    input_weights: Tensor | None = None,  # (n, k): what the x of each of a token's experts is multiplied by
 ) -> None: ...

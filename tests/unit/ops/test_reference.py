@@ -75,9 +75,13 @@ def test_embed_refuses_foreign_ids() -> None:
 
 def test_glu() -> None:
     one = np.ones(1, np.float32)
-    assert ref.glu("silu", one, 2 * one)[0] == pytest.approx(2 / (1 + np.exp(-1)))
-    assert ref.glu("gelu_tanh", one, one)[0] == pytest.approx(0.841192, abs=1e-6)
-    assert ref.glu("silu", -1000 * one, one)[0] == 0
+    assert ref.glu(ref.Activation("silu"), one, 2 * one)[0] == pytest.approx(2 / (1 + np.exp(-1)))
+    assert ref.glu(ref.Activation("gelu_tanh"), one, one)[0] == pytest.approx(0.841192, abs=1e-6)
+    assert ref.glu(ref.Activation("silu"), -1000 * one, one)[0] == 0
+    assert ref.glu(ref.Activation("relu2"), 3 * one, None)[0] == 9
+    clamped = ref.glu(ref.Activation("silu_clamped", limit=2), 5 * one, -5 * one)
+    assert clamped[0] == pytest.approx(-4 / (1 + np.exp(-2)))
+    assert ref.glu(ref.Activation("swiglu_oai", 0.5, 2), 5 * one, 5 * one)[0] == pytest.approx(6 / (1 + np.exp(-1)))
 
 
 def test_norm_and_rope() -> None:
