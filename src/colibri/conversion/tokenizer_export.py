@@ -172,7 +172,7 @@ def _roles(vocabulary: Vocabulary, roles: SpecialIds) -> dict[str, object]:
         "tokenizer.ggml.add_bos_token": roles.add_bos or roles.bos in before,
         "tokenizer.ggml.add_eos_token": roles.add_eos or roles.eos in behind,
     }
-    control = {piece: token for token in vocabulary.special if (piece := vocabulary.pieces[token]) is not None}
+    control = {token: vocabulary.pieces[token] for token in vocabulary.special}
     by_name = end_ids(control, ())
     ends = sorted(end_ids(control, roles.ends) - {roles.eos}, key=lambda token: (token in by_name, token))
     # GGUF has room for two more; ends that a reader knows by their names come last

@@ -86,7 +86,7 @@ def build(metadata: Metadata, pieces: list[str], named: Iterable[int], note: Not
     """
     builder = _BUILDERS[family(metadata)]
     types = read_types(metadata, pieces, named)
-    return builder(metadata, _distinct(pieces, note), types, note)
+    return builder(metadata, pieces, types, note)
 
 
 def _one_each(metadata: Metadata, key: str, values: np.ndarray[Any, Any], count: int) -> list[Any]:
@@ -118,7 +118,8 @@ def _pair(metadata: Metadata, value: object) -> tuple[str, str]:
 
 
 def _distinct(pieces: list[str], note: Note) -> list[str]:
-    """Every piece different, since the backend finds ids by piece; the first holder keeps it."""
+    """A name for every piece, since the backend finds ids by piece: the piece for its first holder, for others one that
+    no text has. What an id decodes to is its piece."""
     if len(set(pieces)) == len(pieces):
         return pieces
     distinct: list[str] = []
@@ -127,7 +128,7 @@ def _distinct(pieces: list[str], note: Note) -> list[str]:
     for token, piece in enumerate(pieces):
         if piece in taken:
             repeated += 1
-            piece = f"{piece}[repeated {token}]"
+            piece = f"{piece}[repeated {token}]"  # has a space, which pieces do not have where text is looked up
         taken.add(piece)
         distinct.append(piece)
     note(f"{TOKENS}: {repeated} pieces appear more than once; text is encoded with the first id of each.")
@@ -157,25 +158,27 @@ def _build_gpt2(metadata: Metadata, pieces: list[str], types: list[int], note: N
     missing = len(BYTE_ALPHABET.keys() - set(pieces))
     if missing:
         note(f"{TOKENS}: {missing} of the 256 single-byte pieces are missing; such bytes of a text are dropped.")
-    model = _byte_pairs(metadata, pieces, merges, ignore_merges=pre.ignore_merges)
+    names = _distinct(pieces, note)
+    model = _byte_pairs(metadata, names, merges, ignore_merges=pre.ignore_merges)
     backend = Backend(model)
     normalizer = pre.normalizer()
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre.splitter()
     backend.decoder = decoders.ByteLevel()
-    return _finish(backend, pieces, types, "byte_level", strip=False)
+    return _finish(backend, names, pieces, types, "byte_level", strip=False)
 
 
 def _build_llama(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     pieces = _written_spaces(pieces, types)
+    names = _distinct(pieces, note)
     merges = _pairs(metadata)
     if not merges:
         scores = _one_each(metadata, SCORES, metadata.floats(SCORES), len(pieces))
-        merges = merges_from_scores(pieces, _ranks(pieces, types, scores, note), types)
+        merges = merges_from_scores(names, _ranks(names, types, scores, note), types)
     model = _byte_pairs(
-        metadata, pieces, merges, unk_token=_unknown(metadata, pieces, types), fuse_unk=True, byte_fallback=True
+        metadata, names, merges, unk_token=_unknown(metadata, names, types), fuse_unk=True, byte_fallback=True
     )
     backend = Backend(model)
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
@@ -183,7 +186,7 @@ def _build_llama(metadata: Metadata, pieces: list[str], types: list[int], note: 
         spaces.insert(0, normalizers.Prepend(_SPACE))
     backend.normalizer = normalizers.Sequence(spaces)
     backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-    return _finish(backend, pieces, types, "sentencepiece", strip=prefix)
+    return _finish(backend, names, pieces, types, "sentencepiece", strip=prefix)
 
 
 def _written_spaces(pieces: list[str], types: list[int]) -> list[str]:
@@ -270,13 +273,16 @@ def _explain(
     return metadata.error(MERGES, f"a table that the tokenizer refuses ({error})", "a table of pairs of pieces")
 
 
-def _finish(backend: Backend, pieces: list[str], types: list[int], style: Style, *, strip: bool) -> Vocabulary:
+def _finish(
+    backend: Backend, names: list[str], pieces: list[str], types: list[int], style: Style, *, strip: bool
+) -> Vocabulary:
     # Plain integers: comparing with members of an enumeration is slow over a large vocabulary.
     control, unknown, user_defined = map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
     special = [token for token, kind in enumerate(types) if kind in (control, unknown)]
     defined = [token for token, kind in enumerate(types) if kind == user_defined]
-    _add(backend, pieces, special, special=True)
-    _add(backend, pieces, defined, special=False)
+    first = [name == piece for name, piece in zip(names, pieces, strict=True)]
+    _add(backend, pieces, [token for token in special if first[token]], special=True)
+    _add(backend, pieces, [token for token in defined if first[token]], special=False)
     return Vocabulary(
         backend=backend,
         pieces=pieces,

@@ -50,10 +50,9 @@ class SpecialIds:
     add_eos: bool = False
 
 
-def end_ids(control: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
-    """All ids that end a reply: those named, and control tokens with the name of an end."""
-    ends = set(named)
-    ends.update(control[name] for name in _END_NAMES & control.keys())
-    if len(_HARMONY & control.keys()) > 1 and "<|end|>" in control:
-        ends.discard(control["<|end|>"])
+def end_ids(control: Mapping[int, str | None], named: Iterable[int]) -> frozenset[int]:
+    """All ids that end a reply: those named, and control tokens, here by id, with the name of an end."""
+    ends = {*named, *(token for token, name in control.items() if name in _END_NAMES)}
+    if len(_HARMONY.intersection(control.values())) > 1:
+        ends -= {token for token, name in control.items() if name == "<|end|>"}
     return frozenset(ends)

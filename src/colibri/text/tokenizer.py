@@ -145,9 +145,7 @@ class Tokenizer:
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a reply: those the checkpoint names, and control tokens named like an end of turn."""
-        control = {
-            piece: token for token in self.vocabulary.special if (piece := self.vocabulary.pieces[token]) is not None
-        }
+        control = {token: self.vocabulary.pieces[token] for token in self.vocabulary.special}
         ends = end_ids(control, self._loaded[1].ends)
         if not ends:
             self._source.notes.append(

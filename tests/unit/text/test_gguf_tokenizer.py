@@ -115,6 +115,25 @@ def test_repeated_tokens_keep_the_first_id(qwen: Backend, qwen_metadata: dict[st
     tokenizer = load_metadata(qwen_metadata | {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": types})
     same(qwen, tokenizer, TEXTS[0])
     assert any("more than once" in note for note in tokenizer.notes)
+    assert tokenizer.token_bytes(len(pieces) - 1) == tokenizer.token_bytes(5)
+    assert tokenizer.decode([len(pieces) - 1, 5]) == 2 * tokenizer.decode([5])
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize("piece", ["!", "<|im_end|>", "<think>", "\u0120the"])
+def test_the_text_of_a_repeated_token_is_its_piece(qwen_metadata: dict[str, Any], piece: str, kind: int) -> None:
+    """Whatever type the other holder has; and no text becomes the id that only the model chooses."""
+    old = qwen_metadata["tokenizer.ggml.tokens"]
+    types = np.append(qwen_metadata["tokenizer.ggml.token_type"], np.array([kind], np.int32))
+    pieces = [*old, piece]
+    tokenizer = load_metadata(qwen_metadata | {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": types})
+    plain = load_metadata(qwen_metadata)
+    written = piece if kind != 1 or piece[0] == "<" else piece.replace("\u0120", " ")
+    assert tokenizer.decode([len(old)]) == written
+    assert tokenizer.is_special(len(old)) == (kind == 3)
+    assert (len(old) in tokenizer.eos_ids) == (kind == 3 and piece == "<|im_end|>")
+    for text in (piece, "a !the", f"{piece}[repeated {len(old)}]", *TEXTS):
+        assert tokenizer.encode(text) == plain.encode(text)
 
 
 @pytest.mark.parametrize(
