@@ -20,13 +20,18 @@ OLD_WEIGHT = 0.5  # what earlier runs count beside the latest, so that habits ca
 log = logging.getLogger("colibri")
 
 
-def cache_directory() -> Path:
-    """Where the user's programs keep what they can do without.
+def cache_directory() -> Path | None:
+    """Where the user's programs keep what they can do without; None for a user without a home.
 
     Source: the XDG Base Directory Specification, by which a relative XDG_CACHE_HOME is ignored.
     """
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (configured if configured.is_absolute() else Path.home() / ".cache") / "colibri"
+    if configured.is_absolute():
+        return configured / "colibri"
+    try:
+        return Path.home() / ".cache" / "colibri"
+    except RuntimeError:  # no HOME, and an id that the system has no user for, as containers give
+        return None
 
 
 class Heat:
@@ -34,10 +39,13 @@ class Heat:
 
     def __init__(self, fingerprint: str, directory: Path | None = None) -> None:
         self._fingerprint = fingerprint
-        self._path = (directory or cache_directory()) / "heat" / f"{fingerprint[:32]}.npz"
+        directory = directory or cache_directory()
+        self._path = None if directory is None else directory / "heat" / f"{fingerprint[:32]}.npz"
 
     def read(self, shape: tuple[int, int]) -> NDArray[np.float64] | None:
         """What earlier runs left, or None when there is nothing of this model and shape."""
+        if self._path is None:
+            return None
         try:
             with np.load(self._path, allow_pickle=False) as stored:
                 counts, owner = stored["counts"], str(stored["fingerprint"])
@@ -49,6 +57,9 @@ class Heat:
 
     def add(self, counts: NDArray[np.int64]) -> None:
         """Add a run's routing counts. A cache directory that cannot be written is no error."""
+        if self._path is None:
+            log.info("routing heat is not kept: this user has no home directory; XDG_CACHE_HOME can name one")
+            return
         if counts.sum(axis=1).max() < LEAST_TOKENS:
             return
         run = counts / max(1, counts.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for ignored in ("", "relative/cache", "."):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert cache_directory() == tmp_path / ".cache" / "colibri"
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run under ids that the system has no user for, and set no HOME."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert cache_directory() is None
+    heat = Heat("a" * 64)
+    heat.add(COUNTS)
+    assert heat.read((3, 4)) is None
 
 
 def settle(residency: Residency) -> None:
