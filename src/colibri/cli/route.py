@@ -20,8 +20,8 @@ from colibri.conversion.output import check_output
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.stats import NO_EXPERT, RoutingStats, co_activation, entropy
-from colibri.observe.replay import Score, Trace, compare
+from colibri.experts.stats import NO_EXPERT, RoutingStats, Trace, entropy, frequent_pairs, trace_type
+from colibri.observe.replay import Score, compare
 from colibri.weights.file_reader import open_regular
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
@@ -91,9 +91,10 @@ def _kept(path: Path, model: Model) -> Trace:
         raise FileError(f"{path}: is no trace kept by --save: {error}") from error
     store, config = model.experts.store, model.config
     expected = (store.layers, config.experts_per_token)
-    if trace.ndim != 3 or trace.dtype != np.int16 or trace.shape[1:] != expected:
+    kind = trace_type(config.experts)
+    if trace.ndim != 3 or trace.dtype != kind or trace.shape[1:] != expected:
         raise ArgumentError(
-            f"{path}: found {trace.dtype} of shape {trace.shape}, expected int16 of shape (tokens, {expected[0]}, "
+            f"{path}: found {trace.dtype} of shape {trace.shape}, expected {kind} of shape (tokens, {expected[0]}, "
             f"{expected[1]}); give a trace that --save kept of this model"
         )
     if not len(trace):
@@ -132,15 +133,12 @@ def _layers(trace: Trace, experts: int) -> Table:
         busiest = np.argsort(-counts[layer], kind="stable")[:3]
         shares = "  ".join(f"{expert} ({counts[layer, expert] / max(1, len(trace)):.0%})" for expert in busiest)
         row = (str(layer), f"{np.count_nonzero(counts[layer])}", f"{bits[layer]:.2f}", shares)
-        table.add_row(*row, _pairs(trace[:, layer].astype(np.int16), experts))
+        table.add_row(*row, _pairs(trace[:, layer], experts))
     return table
 
 
-def _pairs(chosen: NDArray[np.int16], experts: int) -> str:
-    pairs = np.triu(co_activation(chosen, experts), 1)
-    order = np.argsort(-pairs, axis=None, kind="stable")[:PAIRS]
-    found = [(*divmod(int(place), experts), int(pairs.flat[place])) for place in order]
-    return "  ".join(f"{one}+{other} ({count})" for one, other, count in found if count)
+def _pairs(chosen: Trace, experts: int) -> str:
+    return "  ".join(f"{one}+{other} ({count})" for one, other, count in frequent_pairs(chosen, experts, PAIRS))
 
 
 def _scores(scores: list[Score], total: int) -> Table:

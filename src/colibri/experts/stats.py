@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Trace = NDArray[np.signedinteger[Any]]  # (tokens, layers, k) of `trace_type`; NO_EXPERT where a layer has none
 BUFFER_ROWS = 64  # rows that are gathered before they are counted: counting each step would cost more than the copy
 NO_EXPERT = -1
 
@@ -29,6 +31,11 @@ class ResidencyCounters:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+def trace_type(experts: int) -> np.dtype[np.signedinteger[Any]]:
+    """The smallest type for the ids of so many experts and NO_EXPERT, two bytes at least."""
+    return np.promote_types(np.int16, np.min_scalar_type(-experts))
+
+
 class RoutingStats:
     """Routing counts and the latest part of the per-token trace.
 
@@ -44,7 +51,7 @@ class RoutingStats:
     def reset(self) -> None:
         """Forget everything."""
         self._counts = np.zeros((self.layers, self.experts), np.int64)
-        self._blocks: deque[NDArray[np.int16]] = deque()
+        self._blocks: deque[Trace] = deque()
         self._held = 0
         self._start_block(BUFFER_ROWS)
 
@@ -69,10 +76,10 @@ class RoutingStats:
         """Experts, over all layers, that were chosen at least once."""
         return int(np.count_nonzero(self.counts))
 
-    def trace(self) -> NDArray[np.int16]:
+    def trace(self) -> Trace:
         """The kept part of the per-token choices: (tokens, layers, k), oldest first."""
         self._flush()
-        empty = np.empty((0, self.layers, self.experts_per_token), np.int16)
+        empty = np.empty((0, self.layers, self.experts_per_token), trace_type(self.experts))
         whole = np.concatenate([empty, *self._blocks])
         return whole if self.trace_tokens is None else whole[max(0, len(whole) - self.trace_tokens) :]
 
@@ -85,7 +92,7 @@ class RoutingStats:
         return co_activation(self.trace()[:, layer], self.experts)
 
     def _start_block(self, rows: int) -> None:
-        self._buffer: NDArray[np.int16] = np.empty((rows, self.layers, self.experts_per_token), np.int16)
+        self._buffer: Trace = np.empty((rows, self.layers, self.experts_per_token), trace_type(self.experts))
         self._filled = 0  # rows
 
     def _flush(self) -> None:
@@ -93,7 +100,7 @@ class RoutingStats:
         self._keep(self._buffer[: self._filled])
         self._filled = 0
 
-    def _keep(self, block: NDArray[np.int16]) -> None:
+    def _keep(self, block: Trace) -> None:
         if not len(block):
             return
         for layer in range(self.layers):
@@ -115,7 +122,7 @@ def entropy(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return result
 
 
-def co_activation(chosen: NDArray[np.int16], experts: int) -> NDArray[np.int64]:
+def co_activation(chosen: Trace, experts: int) -> NDArray[np.int64]:
     """Pairs chosen together by (tokens, k) rows of one layer: (experts, experts); the diagonal counts choices."""
     pairs = np.zeros((experts, experts), np.int64)
     rows = chosen[(chosen >= 0).all(axis=1)].astype(np.int64)
@@ -123,3 +130,12 @@ def co_activation(chosen: NDArray[np.int16], experts: int) -> NDArray[np.int64]:
         for other in range(rows.shape[1]):
             np.add.at(pairs, (rows[:, slot], rows[:, other]), 1)
     return pairs
+
+
+def frequent_pairs(chosen: Trace, experts: int, most: int) -> list[tuple[int, int, int]]:
+    """(one, other, how often) of those that (tokens, k) rows of one layer chose together most often, most first."""
+    rows = np.sort(chosen[(chosen >= 0).all(axis=1)].astype(np.int64), axis=1)
+    ones, others = np.triu_indices(rows.shape[1], 1)
+    pairs, counts = np.unique(rows[:, ones] * experts + rows[:, others], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    return [(*divmod(int(pairs[place]), experts), int(counts[place])) for place in order]

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.experts.policy import Uses, Values
-from colibri.experts.stats import NO_EXPERT
+from colibri.experts.stats import NO_EXPERT, Trace, trace_type
 from colibri.observe.policies import POLICIES, Policy
-
-Trace = NDArray[np.integer]  # (tokens, layers, k); NO_EXPERT where a layer has no experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def compare(trace: Trace, experts: int, capacities: Sequence[int], warm_up: int 
 
 def zipf_trace(
     layers: int, experts: int, k: int, tokens: int, *, skew: float, drift: float = 0.0, seed: int = 0
-) -> NDArray[np.int16]:
+) -> Trace:
     """A synthetic trace (tokens, layers, k): popularity rank**-skew, 0 is uniform.
 
     `drift` is the chance a token and layer that two experts exchange their popularity.
@@ -99,7 +97,7 @@ def zipf_trace(
     rng = np.random.default_rng(seed)
     popularity = -skew * np.log(np.arange(1, experts + 1))
     order = np.argsort(rng.random((layers, experts)), axis=1)
-    trace = np.empty((tokens, layers, k), np.int16)
+    trace = np.empty((tokens, layers, k), trace_type(experts))
     for token in range(tokens):
         for layer in np.flatnonzero(rng.random(layers) < drift):
             one, other = rng.integers(0, experts, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colibri.experts.stats import NO_EXPERT, RoutingStats, co_activation, entropy
+from colibri.experts.stats import NO_EXPERT, RoutingStats, co_activation, entropy, frequent_pairs, trace_type
 
 
 def steps(seed: int, count: int, layers: tuple[int, ...], experts: int, k: int) -> list[np.ndarray]:
@@ -57,3 +57,24 @@ def test_the_routing_of_a_model_gives_both() -> None:
     stats.record(np.array([[[0, 1], [1, 0], [2, 3]]], np.int32))
     np.testing.assert_array_equal(stats.co_activation(0), [[2, 2, 0, 0], [2, 2, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
     np.testing.assert_allclose(stats.entropy(), entropy(stats.counts))
+
+
+@pytest.mark.parametrize(
+    ("experts", "kind"), [(8, np.int16), (1 << 15, np.int16), ((1 << 15) + 1, np.int32), (1 << 16, np.int32)]
+)
+def test_every_id_of_many_experts_fits_into_the_trace(experts: int, kind: type) -> None:
+    stats = RoutingStats(2, experts, 2)
+    stats.record(np.array([[[0, experts - 1]], [[NO_EXPERT, NO_EXPERT]]], np.int32))
+    assert stats.trace().dtype == trace_type(experts) == kind
+    assert stats.trace().tolist() == [[[0, experts - 1], [NO_EXPERT, NO_EXPERT]]]
+    assert stats.counts[0].nonzero()[0].tolist() == [0, experts - 1]
+    assert frequent_pairs(stats.trace()[:, 0], experts, 3) == [(0, experts - 1, 1)]
+
+
+def test_frequent_pairs_are_those_of_co_activation() -> None:
+    chosen = steps(4, 5, (0,), 12, 3)
+    rows = np.concatenate(chosen)[:, 0]
+    pairs = np.triu(co_activation(rows, 12), 1)
+    order = np.argsort(-pairs, axis=None, kind="stable")[:20]
+    assert frequent_pairs(rows, 12, 20) == [(*divmod(int(at), 12), int(pairs.flat[at])) for at in order]
+    assert frequent_pairs(rows[:0], 12, 20) == []
