@@ -18,6 +18,7 @@ import numpy.typing as npt
 from colibri.conversion.checksums import is_merged_experts
 from colibri.conversion.plan import Output
 from colibri.errors import FileError, FormatError
+from colibri.weights.file_kind import HEAD_BYTES, refuse_others
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
 from colibri.weights.tensor_info import TensorInfo
@@ -71,8 +72,9 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         if size > MAX_BYTES:
             raise FormatError(f"{path}: takes {size} bytes; an importance matrix takes at most {MAX_BYTES}")
         with path.open("rb") as file:
-            magic = file.read(4)
-        sums = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
+            head = file.read(HEAD_BYTES)
+        refuse_others(path, head, "gguf")
+        sums = _read_gguf(path) if head.startswith(b"GGUF") else _read_dat(path)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
     if not sums:

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 
 from colibri.conversion.torch_pickle import GLOBALS, Globals, Record, Storage, Tensor, TrainerGlobals, Unpickler
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
+from colibri.weights.file_kind import HEAD_BYTES, refuse_others
 from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.safetensors import INDEX_NAME, read_directory, read_indexed
 from colibri.weights.tensor_info import TensorInfo
@@ -72,8 +73,9 @@ def _load(path: Path, known: Globals) -> tuple[Any, Mapping[str, int]]:
     """What a file holds, and the offset of each storage's first byte."""
     with opened(path) as (descriptor, size):
         try:
-            start = read_exactly(path, descriptor, min(size, len(_OLD_MAGIC)), 0)
-            if start == _OLD_MAGIC:
+            start = read_exactly(path, descriptor, min(size, HEAD_BYTES), 0)
+            refuse_others(path, start, "zip", "pickle")
+            if start.startswith(_OLD_MAGIC):
                 return _load_old(path, descriptor, size, known)
             if start.startswith(_PICKLES):
                 _refuse_pickle(path, descriptor, size, known)

@@ -12,6 +12,7 @@ from colibri.errors import FileError, FormatError
 from colibri.text.pieces import Vocabulary
 from colibri.text.special_tokens import SpecialIds
 from colibri.text.tokenizer_json import MAX_BYTES, read_backend, vocabulary_of, wrapping
+from colibri.weights.file_kind import HEAD_BYTES, refuse_others
 from colibri.weights.json_file import read_limited, read_object
 
 Note = Callable[[str], None]
@@ -119,11 +120,14 @@ def _by_id(item: tuple[str, Any]) -> int:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"{file}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise FormatError(f"{file}: found bytes that are not UTF-8, expected text. Fetch the file again.") from None
+    if text.startswith("version https://git-lfs"):
+        refuse_others(file, text.encode()[:HEAD_BYTES])
+    return text
 
 
 def _named_templates(value: object, file: Path) -> dict[str, str]:

@@ -24,6 +24,16 @@ MAX_LAYERS: Final = 1024
 INTERLEAVED: Final = {"llama": ("attn_q", "attn_k")}
 """GGUF architectures whose q and k rows are stored for rope on adjacent pairs."""
 _ANY: Final = -1
+# What a file of one general.type is, when it is given in the place of a model.
+_PARTS: Final = {
+    "adapter": "a LoRA adapter, which is a change to a model and none itself; merge it into the model that it was made "
+    "for, and give that",
+    "mmproj": "the part of a model that sees or hears (mmproj), and only text is read; give the model's own file, "
+    "which is published beside it",
+    "imatrix": "an importance matrix, which `colibri convert --imatrix` takes; give a model",
+    "vocab": "a vocabulary without a model's weights; give a model",
+    "expert": "one expert, which `colibri swap` puts into a model; give the model",
+}
 
 
 @dataclass(frozen=True)
@@ -160,23 +170,39 @@ def open_checkpoint(
 
 def _open_directory(path: Path, read_weights: ReadWeights) -> Checkpoint:
     if not (path / "config.json").exists():
-        inside = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"; give one of the files {', '.join(inside[:5])}" if inside else ""
-        if any(path.glob("*model_states.pt")):
-            hint = "; training states of DeepSpeed are run after `colibri convert`"
-        raise FileError(f"{path}: holds no config.json, so it is not a model's directory{hint}")
+        raise FileError(f"{path}: holds no config.json, so it is not a model's directory{_hint(path)}")
     metadata, tensors = read_huggingface(path, read_weights)
     name, architecture = metadata.text("general.name"), metadata.text("general.architecture")
     return Checkpoint(path, "huggingface", name, architecture, metadata, tensors, path / "tokenizer.json")
+
+
+def _hint(directory: Path) -> str:
+    """What a directory without config.json holds instead, and what to do about it."""
+    if (directory / "adapter_config.json").exists():
+        return f"; it holds {_PARTS['adapter']}"
+    if any(directory.glob("*model_states.pt")):
+        return "; training states of DeepSpeed are run after `colibri convert`"
+    inside = sorted(file.name for file in directory.glob("*.gguf"))
+    if inside:
+        return f"; give one of the files {', '.join(inside[:5])}"
+    if any(directory.glob("*.safetensors")):
+        return "; its safetensors files are there: fetch config.json and tokenizer.json, too"
+    below = sorted(file.parent for file in directory.glob("*/config.json"))
+    below += sorted(file for file in directory.glob("*/*.gguf"))
+    return f"; give {below[0]}" if below else ""
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = read_gguf(path)
     metadata = file.metadata
     architecture = metadata.text("general.architecture")
-    kind = metadata.text("general.type", "model")
+    kind = metadata.text("general.type", "mmproj" if architecture == "clip" else "model")
     if kind != "model":
-        raise UnsupportedError(f"{path}: general.type is {kind!r}; a model is expected")
+        raise UnsupportedError(
+            f"{path}: general.type is {kind!r}; a model is expected"
+            if kind not in _PARTS
+            else f"{path}: is {_PARTS[kind]}"
+        )
     name = metadata.text("general.name", path.stem)
     tensors = _with_row_order(architecture, metadata, _with_split_gate_up(file.tensors))
     return Checkpoint(path, "gguf", name, architecture, metadata, tensors, metadata)

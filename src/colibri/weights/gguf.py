@@ -20,6 +20,7 @@ import numpy as np
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_CODE
+from colibri.weights.file_kind import HEAD_BYTES, cut_hint, refuse_others
 from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
@@ -164,7 +165,10 @@ class _Header:
     def parse(self) -> GGUFFile:
         magic = bytes(self._take(min(4, self.size), "magic"))
         if magic != b"GGUF":
-            raise FormatError(f"{self.path}: starts with {magic!r}, not with b'GGUF'; this is not a GGUF file")
+            refuse_others(self.path, bytes(self._data[:HEAD_BYTES]))
+            raise FormatError(
+                f"{self.path}: starts with {magic!r}, not with b'GGUF'; this is not a GGUF file{cut_hint(self.path)}"
+            )
         version = self._uint32("version")
         if version & 0xFFFF == 0 and version:
             raise UnsupportedError(f"{self.path}: is a big-endian GGUF file; only little-endian files are read")
@@ -194,7 +198,7 @@ class _Header:
         if end > self.size:
             raise FileError(
                 f"{self.path}: {what} takes {count} bytes at offset {self._at}, but the file has {self.size} bytes; "
-                "it is truncated or damaged"
+                f"it is truncated or damaged{cut_hint(self.path)}"
             )
         if end > len(self._data):
             self._load(end, what)
@@ -327,7 +331,7 @@ class _Header:
             if start + offset + nbytes > self.size:
                 raise FileError(
                     f"{self.path}: tensor {name} takes {nbytes} bytes at {start + offset}, but the file has "
-                    f"{self.size} bytes; it is truncated or damaged"
+                    f"{self.size} bytes; it is truncated or damaged{cut_hint(self.path)}"
                 )
             tensors[name] = TensorInfo(name, kind, shape, self.path, start + offset, nbytes)
         self._check_overlap(tensors)

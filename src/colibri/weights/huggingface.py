@@ -15,6 +15,7 @@ from typing import Any, Final
 from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
+from colibri.weights.repository_name import repository_name
 from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
@@ -152,7 +153,7 @@ def read_huggingface(directory: Path, read_weights: ReadWeights) -> tuple[Metada
     values = {name: value for name, value in read_object(path).items() if value is not None}
     config = Metadata(path, values)
     family = _family(config)
-    metadata = _metadata(config, family, directory.resolve().name)
+    metadata = _metadata(config, family, repository_name(directory) or directory.resolve().name)
     tensors = _tensors(config, family, read_weights(directory))
     _check_layers(config, family, metadata, tensors)
     return metadata, tensors

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FormatError
+from colibri.weights.file_kind import HEAD_BYTES, refuse_others
 from colibri.weights.file_reader import opened, read_exactly
 
 MAX_PARTS: Final = 3 << 20  # brackets, colons and commas; a tokenizer of 260,000 tokens, 510,000 merges has 2 million
@@ -20,6 +21,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
+        refuse_others(where, data[:HEAD_BYTES], "json")
         problem = str(error).split("; use sys.")[0]  # advice to programmers on very long numbers
         raise FormatError(f"{where}: is not valid JSON: {problem}") from error
     if not isinstance(value, dict):

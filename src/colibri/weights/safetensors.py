@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FileError, FormatError, UnsupportedError
+from colibri.weights.file_kind import HEAD_BYTES, refuse_others
 from colibri.weights.file_reader import opened, read_exactly
 from colibri.weights.json_file import parse_object, read_object
 from colibri.weights.tensor_info import TensorInfo
@@ -40,8 +41,7 @@ def read_directory(directory: Path) -> dict[str, TensorInfo]:
         return read_indexed(index, read_file)
     shards = sorted(directory.glob("model*.safetensors"))
     if not shards:
-        hint = "; PyTorch's .bin files are run after `colibri convert`" if any(directory.glob("*.bin")) else ""
-        raise FileError(f"{directory}: holds no model*.safetensors file{hint}")
+        raise FileError(f"{directory}: holds no model*.safetensors file{_hint(directory)}")
     _check_complete(directory, shards)
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
@@ -53,6 +53,16 @@ def read_directory(directory: Path) -> dict[str, TensorInfo]:
                 )
             tensors[name] = tensor
     return tensors
+
+
+def _hint(directory: Path) -> str:
+    """What is there instead."""
+    inside = sorted(file.name for file in directory.glob("*.gguf"))
+    if inside:
+        return f"; give one of the files {', '.join(inside[:5])}"
+    if any(directory.glob("adapter_model.*")):
+        return "; it holds a LoRA adapter, which is a change to a model: merge it into the model first"
+    return "; PyTorch's .bin files are run after `colibri convert`" if any(directory.glob("*.bin")) else ""
 
 
 def _check_complete(directory: Path, shards: list[Path]) -> None:
@@ -91,6 +101,7 @@ def read_indexed(index: Path, read: Callable[[Path], dict[str, TensorInfo]]) -> 
 def read_file(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one file. Raises FileError when it is truncated, FormatError when it contradicts the format."""
     with opened(path) as (descriptor, size):
+        refuse_others(path, read_exactly(path, descriptor, min(size, HEAD_BYTES), 0), "safetensors")
         length = int.from_bytes(read_exactly(path, descriptor, 8, 0), "little")
         if length > MAX_HEADER_BYTES:
             raise FormatError(f"{path}: the header length is {length}, at most {MAX_HEADER_BYTES} is expected")

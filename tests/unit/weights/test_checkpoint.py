@@ -160,7 +160,7 @@ def test_heads_of_llama_files(
     ("keys", "kind", "message"),
     [
         ({"general.architecture": 3}, FormatError, "general.architecture is int"),
-        ({"general.type": "mmproj"}, UnsupportedError, "general.type is 'mmproj'"),
+        ({"general.type": "mmproj"}, UnsupportedError, "sees or hears"),
         ({"general.name": ["a"]}, FormatError, "general.name"),
     ],
 )

@@ -124,7 +124,7 @@ def test_nested_arrays_are_read(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, bytes, type[ColibriError], str]] = [
-    ("empty", b"", FormatError, "not a GGUF"),
+    ("empty", b"", FormatError, "is empty"),
     ("other magic", gguf(magic=b"GGML"), FormatError, "GGML"),
     ("header cut", gguf()[:12], FileError, "truncated"),
     ("big endian", b"GGUF" + struct.pack(">IQQ", 3, 0, 0), UnsupportedError, "big-endian"),

@@ -26,7 +26,7 @@ def entry(shape: list[Any], first: Any, last: Any, dtype: Any = "F32") -> dict[s
 
 
 WRONG: list[tuple[str, bytes, type[ColibriError], str]] = [
-    ("empty", b"", FileError, "truncated"),
+    ("empty", b"", FormatError, "is empty"),
     ("short", b"1234", FileError, "truncated"),
     ("length 2^63", raw({}, length=1 << 63), FormatError, "header length"),
     ("length past the end", raw({}, length=1000), FileError, "truncated"),
