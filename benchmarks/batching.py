@@ -26,7 +26,7 @@ def decode(model: Model, batch: int, steps: int, seed: int) -> tuple[list[float]
     """Seconds of each of `steps` steps that decode `batch` sequences together, and the experts of a layer in a step."""
     rng = np.random.default_rng(seed)
     params = SamplingParams(max_tokens=steps + 2, temperature=0, ignore_eos=True)
-    prompts = [rng.integers(0, model.config.vocab_size, PROMPT).tolist() for _ in range(batch)]
+    prompts = [rng.integers(0, model.spec.vocab_size, PROMPT).tolist() for _ in range(batch)]
     running = [model.sequence(prompt, params) for prompt in prompts]
     for sequence in running:
         model.engine.add(sequence)

@@ -35,7 +35,7 @@ def recorded(path: Path, texts: list[Path], tokens: int) -> tuple[NDArray[np.int
             model.routing.reset()
             model.infer(model.tokenizer.encode(text.read_text(errors="replace")[: 12 * tokens])[:tokens])
             traces.append(model.routing.trace())
-        return np.concatenate(traces), model.config.experts
+        return np.concatenate(traces), model.spec.experts
 
 
 def table(name: str, trace: NDArray[np.int16], experts: int) -> None:

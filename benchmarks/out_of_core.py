@@ -71,7 +71,7 @@ def child(options: argparse.Namespace) -> None:
     with colibri.load(options.model, ram=gib(options.ram), threads=options.threads, context=context) as model:
         params = SamplingParams(max_tokens=options.tokens + 1, temperature=0.8, seed=1, ignore_eos=True)
         ids = random.Random(1)
-        prompt = [ids.randrange(model.config.vocab_size) for _ in range(options.prompt_tokens)]
+        prompt = [ids.randrange(model.spec.vocab_size) for _ in range(options.prompt_tokens)]
         loaded, times, read = time.perf_counter(), [], []
         for _ in model.generate(prompt, params):
             times.append(time.perf_counter())

@@ -33,10 +33,10 @@ from peer_llama import ENGINES
 
 from colibri import ops
 from colibri.engine.statistics import describe_model
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.observe.limits import cpu_name
 from colibri.observe.percentiles import latency
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.spec import AttentionSpec, MoeSpec
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
@@ -47,13 +47,6 @@ VARIANTS = {name: tuple(engine.variants) for name, engine in ENGINES.items()} | 
     "transformers": peer_transformers.VARIANTS
 }
 MODEL_TYPES = {"olmoe": "olmoe", "llama": "mixtral", "qwen3moe": "qwen3_moe"}  # GGUF's name: that of transformers
-TRANSFORMERS_FIELDS = {
-    "num_hidden_layers": "layers", "hidden_size": "hidden_size", "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "vocab_size": "vocab_size",
-    "max_position_embeddings": "context_length", "num_experts": "experts", "num_experts_per_tok": "experts_per_token",
-    "norm_topk_prob": "renormalize", "intermediate_size": "expert_intermediate",
-    "moe_intermediate_size": "expert_intermediate",
-}  # fmt: skip
 REST = 10  # seconds before a process: the host of a virtual machine works on what the last gave back, and stops it
 Run = dict[str, Any]  # one process: "name", "version", "isa", and "metrics": tokens/s, or ms where the name says so
 
@@ -79,9 +72,18 @@ class Variant:
 
 def transformers_config(path: Path) -> dict[str, Any]:
     """The shape of a GGUF file in the words of transformers."""
-    config = model_config(open_checkpoint(path))
-    shape = {name: getattr(config, ours) for name, ours in TRANSFORMERS_FIELDS.items()}
-    return {"model_type": MODEL_TYPES[config.architecture]} | shape
+    spec = model_spec(open_checkpoint(path))
+    mixer, ffn = spec.layers[0].mixer, spec.layers[0].ffn
+    if not isinstance(mixer, AttentionSpec) or not isinstance(ffn, MoeSpec):
+        raise SystemExit(f"{path}: transformers is compared on models whose layers are attention and experts")
+    return {
+        "model_type": MODEL_TYPES[spec.architecture], "num_hidden_layers": len(spec.layers),
+        "hidden_size": spec.hidden_size, "num_attention_heads": mixer.heads, "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim, "vocab_size": spec.vocab_size, "max_position_embeddings": spec.context_length,
+        "num_experts": spec.experts, "num_experts_per_tok": spec.experts_per_token,
+        "norm_topk_prob": spec.routing.renormalize, "intermediate_size": ffn.expert.width,
+        "moe_intermediate_size": ffn.expert.width,
+    }  # fmt: skip
 
 
 def variants(text: str) -> list[Variant]:
@@ -159,7 +161,7 @@ def measure(options: argparse.Namespace) -> Iterator[list[Run]]:
 def described(script: str, path: Path) -> list[str]:
     """Date, commit, script, model and quantisation: how a row of the CSV begins."""
     checkpoint = open_checkpoint(path)
-    model = describe_model(checkpoint, model_config(checkpoint))
+    model = describe_model(checkpoint, model_spec(checkpoint))
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return [datetime.date.today().isoformat(), commit, script, model["name"], model["quantization"]]

@@ -1,4 +1,4 @@
-"""Every setting: how a model is loaded, how tokens are chosen, and what a model is made of.
+"""Every setting: how a model is loaded and how tokens are chosen.
 
 All are frozen and checked when made: a wrong value raises ArgumentError naming the field, what was found and what was
 expected.
@@ -11,17 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from colibri.errors import ArgumentError
 
 Precision = Literal["fast", "exact"]
 KvType = Literal["f16", "q8_0"]
-Score = Literal["softmax", "sigmoid"]
-Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
-NormKind = Literal["rms", "layer"]
-QueryKeyNorm = Literal["none", "head", "full"]
-RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 128
@@ -29,7 +24,8 @@ REPETITION_PENALTIES = 0.01, 100.0  # beyond, logits overflow and nothing but th
 MAX_THREADS = 256  # of the native pool
 
 
-def _refuse(name: str, found: Any, expected: str) -> None:
+def refuse(name: str, found: Any, expected: str) -> NoReturn:
+    """Raise what every wrong setting raises."""
     raise ArgumentError(f"{name}: found {found!r}, expected {expected}")
 
 
@@ -37,12 +33,12 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
     """Raise ArgumentError unless value is an integer within low..high."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
-        _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer within {low}..{high}")
+        refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer within {low}..{high}")
 
 
 def _check_bytes(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        _refuse(name, value, "a whole number of bytes of at least 1; 2.5 GiB are 5 << 29")
+        refuse(name, value, "a whole number of bytes of at least 1; 2.5 GiB are 5 << 29")
 
 
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -50,20 +46,20 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value > high or value < low or (open_low and value == low):
         bound = f"above {low}" if open_low else f"of at least {low}"
-        _refuse(name, value, f"a number {bound}" if high == math.inf else f"a number {bound} and at most {high}")
+        refuse(name, value, f"a number {bound}" if high == math.inf else f"a number {bound} and at most {high}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise ArgumentError unless value is one of the choices."""
     if value not in choices:
-        _refuse(name, value, "one of " + ", ".join(choices))
+        refuse(name, value, "one of " + ", ".join(choices))
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     """The path; ArgumentError for an empty text, which would mean the current directory."""
     text = os.fspath(value)
     if not text:
-        _refuse(name, text, "a path (. is the current directory)")
+        refuse(name, text, "a path (. is the current directory)")
     return Path(text)
 
 
@@ -143,10 +139,10 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for text in stop:
             if not isinstance(text, str) or not text:
-                _refuse("stop", text, "texts that are not empty")
+                refuse("stop", text, "texts that are not empty")
         object.__setattr__(self, "stop", stop)
         if not isinstance(self.ignore_eos, bool):
-            _refuse("ignore_eos", self.ignore_eos, "True or False")
+            refuse("ignore_eos", self.ignore_eos, "True or False")
         check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
         check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
         check_integer("top_logprobs", self.top_logprobs, 0, 1024)
@@ -155,107 +151,6 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             check_integer("logit_bias", token, 0)
             check_number("logit_bias", bias, -1e6, 1e6)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary positions: `rotary` values of each head turn by position / theta^(2i/rotary), stretched by `scaling`.
-
-    attention_factor multiplies cosine and sine; None is what the scaling's paper proposes.
-    """
-
-    theta: float
-    rotary: int
-    scaling: RopeScaling = "none"
-    factor: float = 1.0
-    original_context: int = 0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-
-    def __post_init__(self) -> None:
-        check_number("rope.theta", self.theta, 1, math.inf, open_low=True)
-        check_integer("rope.rotary", self.rotary, 2)
-        if self.rotary % 2:
-            _refuse("rope.rotary", self.rotary, "an even number")
-        check_choice("rope.scaling", self.scaling, ("none", "linear", "yarn", "llama3", "dynamic"))
-        check_number("rope.factor", self.factor, 0, math.inf, open_low=True)
-        if self.scaling in ("yarn", "llama3", "dynamic"):
-            check_integer("rope.original_context", self.original_context, 1)
-        if self.attention_factor is not None:
-            check_number("rope.attention_factor", self.attention_factor, 0, math.inf, open_low=True)
-        for name in ("beta_fast", "beta_slow", "low_frequency_factor", "high_frequency_factor"):
-            check_number(f"rope.{name}", getattr(self, name), 0, math.inf, open_low=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """What a decoder of mixture-of-experts blocks is made of; built by models/<architecture>.py from the metadata.
-
-    intermediate: width of the dense feed-forward layers, where there are any. window: how many latest positions a
-    query sees, 0 for all. qk_norm: RMSNorm of queries and keys, for each head or over the full width. rope: None where
-    positions do not turn queries and keys. learned_positions: a vector for each position is added to the embedding.
-    gated: whether experts and dense networks have a gate. shared_expert: one more expert in each layer with experts,
-    which every token goes through.
-    """
-
-    architecture: str
-    name: str
-    layers: int
-    hidden_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    experts: int
-    experts_per_token: int
-    expert_intermediate: int
-    norm_eps: float
-    rope: RopeConfig | None
-    renormalize: bool
-    intermediate: int = 0
-    score: Score = "softmax"
-    expert_scale: float = 1.0
-    activation: Activation = "silu"
-    qk_norm: QueryKeyNorm = "none"
-    clip_qkv: float | None = None
-    window: int = 0
-    norm: NormKind = "rms"
-    learned_positions: bool = False
-    gated: bool = True
-    shared_expert: bool = False
-
-    def __post_init__(self) -> None:
-        sizes = {"layers": 4096, "hidden_size": 1 << 20, "heads": 1 << 12, "kv_heads": 1 << 12, "head_dim": 1 << 12,
-                 "vocab_size": 1 << 28, "context_length": 1 << 40, "experts": 1 << 16, "experts_per_token": 1 << 10,
-                 "expert_intermediate": 1 << 24}  # fmt: skip
-        for name, limit in sizes.items():
-            check_integer(name, getattr(self, name), 1, limit)
-        if self.heads % self.kv_heads:
-            _refuse("kv_heads", self.kv_heads, f"a divisor of heads ({self.heads})")
-        if self.experts_per_token > self.experts:
-            _refuse("experts_per_token", self.experts_per_token, f"at most experts ({self.experts})")
-        if self.rope is not None and self.rope.rotary > self.head_dim:
-            _refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
-        check_choice("activation", self.activation, get_args(Activation))
-        check_number("norm_eps", self.norm_eps, 0, 1)
-        check_number("expert_scale", self.expert_scale, 0, 1e30, open_low=True)  # as a float32 too
-        if self.clip_qkv is not None:
-            check_number("clip_qkv", self.clip_qkv, 0, math.inf, open_low=True)
-        check_integer("window", self.window, 0)
-
-    @property
-    def query_width(self) -> int:
-        """Values of all query heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Values of all key heads, or all value heads."""
-        return self.kv_heads * self.head_dim
 
 
 class Token(NamedTuple):

@@ -14,6 +14,7 @@ from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.experts.reading import ExpertReader
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
+from colibri.models import olmoe
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec
@@ -57,7 +58,7 @@ def open_experts(path: Path, layers: int = LAYERS, experts: int = EXPERTS) -> Ex
         "olmoe.expert_count": experts,
     }  # fmt: skip
     metadata = Metadata(path, values)
-    return ExpertStore(Checkpoint(path, "gguf", "m", "olmoe", metadata, read_gguf(path).tensors, metadata))
+    return ExpertStore(Checkpoint(path, "gguf", "m", olmoe.FAMILY, metadata, read_gguf(path).tensors, metadata))
 
 
 def write_file(path: Path, specs: Iterable[TensorSpec], seed: int, alignment: int = 32) -> Path:

@@ -19,10 +19,9 @@ from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.conversion.torch_file import read_file as read_torch, read_state
 from colibri.errors import ColibriError
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.text import load_tokenizer, render_chat
 from colibri.text.embedded_json import JSON
-from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import gguf_header
 from colibri.weights.safetensors import read_file as read_safetensors
@@ -55,7 +54,7 @@ def _write(path: Path, data: bytes, more: int = 0) -> Path:
 
 def _gguf(folder: Path, data: bytes) -> None:
     checkpoint = open_checkpoint(_write(folder / "m.gguf", data, DATA))
-    model_config(checkpoint)
+    model_spec(checkpoint)
 
 
 def _gguf_tokenizer(folder: Path, data: bytes) -> None:
@@ -73,7 +72,7 @@ def _config(folder: Path, data: bytes) -> None:
     if not (folder / "model.safetensors").exists():
         shutil.copy(MODEL / "model.safetensors", folder / "model.safetensors")
     _write(folder / "config.json", data)
-    model_config(open_checkpoint(folder))
+    model_spec(open_checkpoint(folder))
 
 
 def _pickle(folder: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from colibri.conversion.convert import Options, convert
 from colibri.conversion.imatrix import read_imatrix
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 
 from .conftest import GOLDEN, golden_of
 
@@ -35,7 +35,7 @@ def test_sums_are_those_of_the_reference(load: Load) -> None:
     calibration = calibrate(model, ids, window=10)
     np.testing.assert_array_equal(model.infer(ids), before)
     embedded = weights["token_embd.weight"][ids]
-    normed = reference.rms_norm(embedded, weights["blk.0.attn_norm.weight"], model.config.norm_eps)
+    normed = reference.rms_norm(embedded, weights["blk.0.attn_norm.weight"], model.spec.norm.eps)
     np.testing.assert_allclose(calibration.sums["blk.0.attn_q.weight"][0], np.square(normed).sum(axis=0), rtol=1e-4)
     assert calibration.counts["blk.0.attn_output.weight"].tolist() == [20]
 
@@ -49,7 +49,7 @@ def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None
     class Tap:
         def begin(self, rows: object) -> None: ...
 
-        def attended(self, layer: int, rows: object) -> None: ...
+        def mixed(self, layer: int, mixer: object, rows: object) -> None: ...
 
         def fed_forward(self, layer: int, rows: object) -> None:
             if layer == 1:
@@ -60,7 +60,7 @@ def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None
     model.watch(None)
     (normed, chosen) = seen[0]
     counts = calibration.counts["blk.1.ffn_up_exps.weight"]
-    assert counts.tolist() == [int((chosen == expert).sum()) for expert in range(model.config.experts)]
+    assert counts.tolist() == [int((chosen == expert).sum()) for expert in range(model.spec.experts)]
     expert = int(counts.argmax())
     rows = normed[(chosen == expert).any(axis=1)].astype(np.float64)
     gate, up = (weights[f"blk.1.ffn_{part}_exps.weight"][expert].astype(np.float64) for part in ("gate", "up"))

@@ -17,7 +17,7 @@ from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.conversion.mixes import MIXES
 from colibri.conversion.source import open_source
 from colibri.engine.model import Model
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
 

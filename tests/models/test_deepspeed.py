@@ -14,7 +14,7 @@ from colibri.conversion.source import open_source
 from colibri.conversion.verify import verify
 from colibri.engine.model import Model
 from colibri.errors import NumericalError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 
 from .conftest import GOLDEN, golden_of
 

@@ -55,12 +55,12 @@ def test_same_bits_on_every_path(load: Load, path: Path) -> None:
 def test_the_cache_and_the_plan_take_less() -> None:
     path = GOLDEN / "qwen3_moe-gqa-f32"
     half, int8 = (plan_model(LoadOptions(path=path, context=512, kv_type=kind)) for kind in ("f16", "q8_0"))
-    config = half.config
+    layers, mixer = half.spec.layers, half.spec.layers[0].mixer
     tokens = 2 * ops.KV_BLOCK
-    scales = 2 * -(-config.head_dim // 32)
-    values = 2 * config.layers * config.kv_heads * tokens
-    assert half.plan.needs.cache == values * 2 * config.head_dim
-    assert int8.plan.needs.cache == values * (config.head_dim + scales)
+    scales = 2 * -(-mixer.head_dim // 32)
+    values = 2 * len(layers) * mixer.kv_heads * tokens
+    assert half.plan.needs.cache == values * 2 * mixer.head_dim
+    assert int8.plan.needs.cache == values * (mixer.head_dim + scales)
 
 
 def test_an_unknown_type_is_refused() -> None:

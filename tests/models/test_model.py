@@ -201,7 +201,7 @@ def test_the_system_gives_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLIBRI_MODEL", str(IDS_ONLY))
     with colibri.load() as model:
-        assert model.config.architecture == "olmoe"
+        assert model.spec.architecture == "olmoe"
 
 
 def changed(tmp_path: Path, source: Path, **fields: object) -> Path:
@@ -392,7 +392,7 @@ class Alternating:
 )
 def test_a_constraint_rules_the_choice(load: Load, params: SamplingParams) -> None:
     model = load(TEXT)
-    constraint = Alternating(model.config.vocab_size)
+    constraint = Alternating(model.spec.vocab_size)
     sequence = model.sequence([5, 6, 7], params, constraint=constraint)
     model.engine.add(sequence)
     while model.engine.running or model.engine.waiting:

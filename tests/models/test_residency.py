@@ -62,7 +62,7 @@ def test_a_dense_layer_at_the_end(load: Load, tmp_path: Path) -> None:
         specs.append(TensorSpec(f"blk.1.ffn_{name}.weight", "F32", shape))
     write_model(path, model_metadata("llama"), specs)
     model = load(path)
-    assert model.infer([1, 2, 3]).shape == (3, model.config.vocab_size)
+    assert model.infer([1, 2, 3]).shape == (3, model.spec.vocab_size)
     trace = model.routing.trace()  # (tokens, layers, k)
     assert trace.shape == (3, 2, 2)
     assert (trace[:, 0] != NO_EXPERT).all()
@@ -107,12 +107,12 @@ def test_an_expert_swapped_and_taken_back(load: Load, tmp_path: Path) -> None:
     model = load(path)
     before = model.infer(ids)
     export_expert(model.experts.store, 1, tmp_path / "one.gguf")
-    for expert in range(model.config.experts):
+    for expert in range(model.spec.experts):
         model.swap_expert(expert, tmp_path / "one.gguf")
     changed = model.infer(ids)
     assert not np.array_equal(changed, before)
     np.testing.assert_array_equal(load(path).infer(ids), changed)  # a fresh start uses the replacements
-    for expert in range(model.config.experts):
+    for expert in range(model.spec.experts):
         model.revert_expert(expert)
     np.testing.assert_array_equal(model.infer(ids), before)
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from colibri.config import LoadOptions, ModelConfig, RopeConfig, SamplingParams
+from colibri.config import LoadOptions, SamplingParams
 from colibri.errors import ArgumentError
-
-MODEL = ModelConfig(
-    architecture="olmoe", name="tiny", layers=2, hidden_size=64, heads=4, kv_heads=2, head_dim=16, vocab_size=128,
-    context_length=640, experts=4, experts_per_token=2, expert_intermediate=24, norm_eps=1e-5,
-    rope=RopeConfig(theta=1e4, rotary=16), renormalize=False,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "value", "expected"), [
@@ -44,29 +38,6 @@ def test_memory_is_asked_for_in_bytes() -> None:
 def test_load_options(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"{field}: found"):
         LoadOptions(**{field: value})
-
-
-@pytest.mark.parametrize(("field", "value"), [
-    ("layers", 0), ("heads", 3), ("kv_heads", 3), ("experts_per_token", 5), ("norm_eps", -1.0),
-    ("norm_eps", float("nan")), ("rope", RopeConfig(theta=1e4, rotary=32)), ("clip_qkv", 0.0), ("window", -1),
-    ("expert_scale", 0.0), ("expert_scale", 1e39), ("activation", "relu"),
-])  # fmt: skip
-def test_model(field: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"found .*expected"):
-        replace(MODEL, **{field: value})
-
-
-@pytest.mark.parametrize("fields", [
-    {"theta": 1.0}, {"rotary": 15}, {"rotary": 0}, {"scaling": "yarn"}, {"scaling": "longrope"}, {"factor": 0.0},
-    {"attention_factor": float("inf")},
-])  # fmt: skip
-def test_rope(fields: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="rope"):
-        RopeConfig(**({"theta": 1e4, "rotary": 16} | fields))
-
-
-def test_widths() -> None:
-    assert (MODEL.query_width, MODEL.kv_width) == (64, 32)
 
 
 def test_a_stop_may_be_one_text() -> None:

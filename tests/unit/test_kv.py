@@ -10,14 +10,11 @@ import pytest
 import colibri
 from colibri import ops
 from colibri.cache.kv import KeyValueCache
-from colibri.config import ModelConfig, RopeConfig, SamplingParams
+from colibri.config import SamplingParams
+from colibri.spec import KeyValues
 
-CONFIG = ModelConfig(
-    architecture="mixtral", name="cache", layers=3, hidden_size=8, heads=8, kv_heads=8, head_dim=128, vocab_size=10,
-    context_length=4096, experts=2, experts_per_token=1, expert_intermediate=8, norm_eps=1e-5,
-    rope=RopeConfig(theta=1e4, rotary=4), renormalize=True,
-)  # fmt: skip
-PARTS = 2 * CONFIG.layers
+KEEPS = [KeyValues(heads=8, key_dim=128, value_dim=128)] * 3
+PARTS = 2 * len(KEEPS)
 BLOCKS = 16  # of 512 KiB in each part: four to a huge page
 MODEL = Path(__file__).resolve().parents[1] / "golden" / "qwen3_moe-quantized" / "model.gguf"
 
@@ -32,7 +29,7 @@ def write(cache: KeyValueCache, block: int) -> int:
 
 
 def taken(blocks: int) -> KeyValueCache:
-    cache = KeyValueCache(CONFIG, BLOCKS)
+    cache = KeyValueCache(KEEPS, BLOCKS)
     for block in cache.take(ops.KV_BLOCK * blocks).tolist():
         write(cache, block)
     return cache

@@ -7,14 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from colibri.cache.prefix import LEAST_COPIED, SIZE, SharedCache
-from colibri.config import ModelConfig, RopeConfig
 from colibri.errors import ContextFullError
+from colibri.spec import KeyValues
 
-CONFIG = ModelConfig(
-    architecture="mixtral", name="cache", layers=2, hidden_size=8, heads=2, kv_heads=1, head_dim=4, vocab_size=10,
-    context_length=4096, experts=2, experts_per_token=1, expert_intermediate=8, norm_eps=1e-5,
-    rope=RopeConfig(theta=1e4, rotary=4), renormalize=True,
-)  # fmt: skip
+KEEPS = [KeyValues(heads=1, key_dim=4, value_dim=4)] * 2
 
 
 def run(cache: SharedCache, ids: list[int], new: int = 1) -> int:
@@ -30,7 +26,7 @@ def numbers(count: int, start: int = 0) -> list[int]:
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
-    cache = SharedCache(CONFIG, 16)
+    cache = SharedCache(KEEPS, 16)
     assert run(cache, numbers(700)) == 0
     assert run(cache, [*numbers(700), *numbers(90, 5)]) == 700
     assert run(cache, numbers(700)) == 699  # the last token's logits are wanted
@@ -38,7 +34,7 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
 
 
 def test_two_interleaved_chats_both_keep_theirs() -> None:
-    cache = SharedCache(CONFIG, 16)
+    cache = SharedCache(KEEPS, 16)
     first, second = numbers(300), numbers(300, 500)
     for turn in range(3):
         assert run(cache, first) == (len(first) - 20 if turn else 0)
@@ -47,7 +43,7 @@ def test_two_interleaved_chats_both_keep_theirs() -> None:
 
 
 def test_blocks_are_shared_while_both_run() -> None:
-    cache = SharedCache(CONFIG, 8)
+    cache = SharedCache(KEEPS, 8)
     ids = numbers(600)
     first = cache.borrow(ids, 601)
     cache.note(first, ids, 512)
@@ -63,7 +59,7 @@ def test_blocks_are_shared_while_both_run() -> None:
 
 
 def test_a_copied_block_holds_the_same_and_the_original_stays() -> None:
-    cache = SharedCache(CONFIG, 4)
+    cache = SharedCache(KEEPS, 4)
     ids = numbers(100)
     lease = cache.borrow(ids, 101)
     block = int(lease.table[0])
@@ -79,7 +75,7 @@ def test_a_copied_block_holds_the_same_and_the_original_stays() -> None:
 
 
 def test_the_block_that_a_running_sequence_fills_can_be_copied() -> None:
-    cache = SharedCache(CONFIG, 8)
+    cache = SharedCache(KEEPS, 8)
     ids = numbers(600)
     first = cache.borrow(ids, 601)
     cache.note(first, ids, 40)
@@ -93,13 +89,13 @@ def test_the_block_that_a_running_sequence_fills_can_be_copied() -> None:
 
 
 def test_few_tokens_are_not_worth_a_copy() -> None:
-    cache = SharedCache(CONFIG, 4)
+    cache = SharedCache(KEEPS, 4)
     run(cache, numbers(100))
     assert run(cache, [*numbers(LEAST_COPIED - 1), 999, 998]) == 0
 
 
 def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None:
-    cache = SharedCache(CONFIG, 4)
+    cache = SharedCache(KEEPS, 4)
     old, new = numbers(2 * SIZE), numbers(SIZE, 500)
     run(cache, old, new=0)
     run(cache, new, new=0)
@@ -110,7 +106,7 @@ def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None
 
 
 def test_room_is_made_or_refused() -> None:
-    cache = SharedCache(CONFIG, 4)
+    cache = SharedCache(KEEPS, 4)
     ids = numbers(4 * SIZE)
     run(cache, ids, new=0)
     assert cache.has_room(4 * SIZE)
@@ -123,7 +119,7 @@ def test_room_is_made_or_refused() -> None:
 
 
 def test_a_text_that_needs_every_block_does_without_a_copy() -> None:
-    cache = SharedCache(CONFIG, 2)
+    cache = SharedCache(KEEPS, 2)
     run(cache, numbers(SIZE + 100), new=0)
     ids = [*numbers(SIZE - 40), *numbers(200, 700)]
     assert cache.has_room(2 * SIZE, ids)
@@ -133,7 +129,7 @@ def test_a_text_that_needs_every_block_does_without_a_copy() -> None:
 
 
 def test_nothing_is_found_again_after_the_weights_changed() -> None:
-    cache = SharedCache(CONFIG, 8)
+    cache = SharedCache(KEEPS, 8)
     ids = numbers(600)
     run(cache, ids)
     running = cache.borrow(ids, 601)
@@ -145,7 +141,7 @@ def test_nothing_is_found_again_after_the_weights_changed() -> None:
 
 
 def test_without_sharing_nothing_is_kept() -> None:
-    cache = SharedCache(CONFIG, 4, share=False)
+    cache = SharedCache(KEEPS, 4, share=False)
     run(cache, numbers(600))
     assert run(cache, numbers(600)) == 0
 
@@ -153,7 +149,7 @@ def test_without_sharing_nothing_is_kept() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_block_is_lost_or_held_twice(data: st.DataObject) -> None:
-    cache = SharedCache(CONFIG, 6)
+    cache = SharedCache(KEEPS, 6)
     held: list[tuple[list[int], object]] = []
     texts = [numbers(300 * part, seed) for part in (1, 2, 3) for seed in (0, 100)]
     for _ in range(data.draw(st.integers(1, 25))):

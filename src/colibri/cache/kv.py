@@ -6,15 +6,17 @@ where tokens were stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.config import KvType, ModelConfig
+from colibri.config import KvType
 from colibri.errors import ContextFullError
+from colibri.spec import KeyValues
 
 HUGE_PAGE = 2 << 20
 MAKE_READY_STEPS = 64  # of the tokens before a block
@@ -22,10 +24,10 @@ MAKE_READY_STEPS = 64  # of the tokens before a block
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's blocks: keys (blocks, kv_heads, width, 256), values (blocks, kv_heads, 256, width).
+    """One layer's blocks: keys (blocks, heads, width, 256), values (blocks, heads, 256, width).
 
-    F16: width is head_dim. Q8_0, as U8: the bytes of an int8 for each dimension and a half float for each 32 of them,
-    in the order that native/kernels.h describes.
+    F16: width is that of a head. Q8_0, as U8: the bytes of an int8 for each dimension and a half float for each 32 of
+    them, in the order that native/kernels.h describes.
     """
 
     keys: ops.Tensor
@@ -37,9 +39,8 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // ops.KV_BLOCK)
 
 
-def _numbers(config: ModelConfig, kv_type: KvType) -> tuple[str, int, int]:
-    """The tensor type of a cache, its width for one head, and the bytes of that."""
-    dim = config.head_dim
+def _width(dim: int, kv_type: KvType) -> tuple[str, int, int]:
+    """The tensor type of a cache, its width for one head of this size, and the bytes of that."""
     if kv_type == "f16":
         return "F16", dim, 2 * dim
     width = dim + 2 * -(-dim // 32)
@@ -47,34 +48,37 @@ def _numbers(config: ModelConfig, kv_type: KvType) -> tuple[str, int, int]:
 
 
 class KeyValueCache:
-    """Blocks for `blocks` * 256 tokens over all sequences."""
+    """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps of a token."""
 
-    def __init__(self, config: ModelConfig, blocks: int, kv_type: KvType = "f16") -> None:
+    def __init__(self, keeps: Sequence[KeyValues], blocks: int, kv_type: KvType = "f16") -> None:
         self.blocks = blocks
-        heads, size = config.kv_heads, ops.KV_BLOCK
-        kind, width, width_bytes = _numbers(config, kv_type)
-        self.token_bytes = 2 * config.layers * heads * width_bytes  # of all layers' keys and values of one token
-        self.nbytes = blocks * size * self.token_bytes
+        self._block_bytes: list[int] = []  # of each part: the keys of a layer, or its values
+        for kept in keeps:
+            for dim in (kept.key_dim, kept.value_dim):
+                self._block_bytes.append(ops.KV_BLOCK * kept.heads * _width(dim, kv_type)[2])
+        self._offsets = [0, *itertools.accumulate(size * blocks for size in self._block_bytes)]
+        self.nbytes = self._offsets[-1]
+        self.token_bytes = sum(self._block_bytes) // ops.KV_BLOCK
         self._memory = ops.Memory(self.nbytes)
-        part = self.nbytes // (2 * config.layers)
-        self.layers = tuple(
-            LayerCache(
-                ops.tensor(kind, (blocks, heads, width, size), self._memory, 2 * layer * part),
-                ops.tensor(kind, (blocks, heads, size, width), self._memory, (2 * layer + 1) * part),
-            )
-            for layer in range(config.layers)
-        )
+        self.layers = tuple(self._layer(2 * layer, kept, kv_type) for layer, kept in enumerate(keeps))
         self._free = list(range(blocks - 1, -1, -1))  # the lowest is taken first: touched memory stays compact
         self._taken = 0  # the first so many blocks were in use once
-        self._ready = 0  # pieces, a block of keys or values of one layer each, whose memory is there
+        self._ready = 0  # pieces, a block of one part each, whose memory is there
         self.on_growth: Callable[[int], None] | None = None  # hears `touched_bytes` before more memory is used
-        self._layer_bytes = part
-        self._parts = 2 * config.layers
+
+    def _layer(self, part: int, kept: KeyValues, kv_type: KvType) -> LayerCache:
+        kind, keys, _ = _width(kept.key_dim, kv_type)
+        _, values, _ = _width(kept.value_dim, kv_type)
+        blocks, size = self.blocks, ops.KV_BLOCK
+        return LayerCache(
+            ops.tensor(kind, (blocks, kept.heads, keys, size), self._memory, self._offsets[part]),
+            ops.tensor(kind, (blocks, kept.heads, size, values), self._memory, self._offsets[part + 1]),
+        )
 
     @property
     def touched_blocks(self) -> int:
         """The first so many blocks take memory."""
-        return max(self._taken, -(-self._ready // self._parts))
+        return max(self._taken, -(-self._ready // len(self._block_bytes)))
 
     @property
     def free_blocks(self) -> int:
@@ -84,10 +88,10 @@ class KeyValueCache:
     @property
     def touched_bytes(self) -> int:
         """Memory that the cache takes at most by now, in huge pages."""
-        part = self._layer_bytes  # keys or values of one layer
-        used = part * self.touched_blocks // max(1, self.blocks)
-        ends = ((start // HUGE_PAGE, -(-(start + used) // HUGE_PAGE)) for start in range(0, self.nbytes, part))
-        return min(self.nbytes + HUGE_PAGE, sum(last - first for first, last in ends) * HUGE_PAGE if used else 0)
+        touched = self.touched_blocks
+        starts = zip(self._offsets, self._block_bytes, strict=False)
+        ends = ((start // HUGE_PAGE, -(-(start + touched * size) // HUGE_PAGE)) for start, size in starts)
+        return min(self.nbytes + HUGE_PAGE, sum(last - first for first, last in ends) * HUGE_PAGE if touched else 0)
 
     def has_room(self, tokens: int) -> bool:
         """Whether `take` would succeed."""
@@ -104,7 +108,7 @@ class KeyValueCache:
         table = np.array([self._free.pop() for _ in range(count)], np.int32)
         before = self.touched_blocks
         self._taken = max(self._taken, int(table.max(initial=-1)) + 1)
-        self._ready = max(self._ready, self._parts * self._taken)
+        self._ready = max(self._ready, len(self._block_bytes) * self._taken)
         self._grown(before)
         return table
 
@@ -113,15 +117,15 @@ class KeyValueCache:
 
         The system clears it first, which takes longer than a step: done step by step, no step waits for all of it.
         """
-        for _ in range(-(-self._parts // MAKE_READY_STEPS)):
-            if self._ready >= self._parts * min(self._taken + 1, self.blocks):
+        for _ in range(-(-len(self._block_bytes) // MAKE_READY_STEPS)):
+            if self._ready >= len(self._block_bytes) * min(self._taken + 1, self.blocks):
                 return
             before = self.touched_blocks
-            block, part = divmod(self._ready, self._parts)
+            block, part = divmod(self._ready, len(self._block_bytes))
             self._ready += 1
             self._grown(before)
-            size = self._layer_bytes // self.blocks
-            self._memory.populate(part * self._layer_bytes + block * size, size)
+            size = self._block_bytes[part]
+            self._memory.populate(self._offsets[part] + block * size, size)
 
     def _grown(self, before: int) -> None:
         if self.touched_blocks > before and self.on_growth is not None:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.kv import KeyValueCache, blocks_for
-from colibri.config import KvType, ModelConfig
+from colibri.config import KvType
 from colibri.errors import ContextFullError
+from colibri.spec import KeyValues
 
 SIZE = ops.KV_BLOCK
 LEAST_COPIED = 16  # tokens that are worth the copy of a block
@@ -55,8 +56,10 @@ class Lease:
 class SharedCache(KeyValueCache):
     """A key-value cache that remembers what its blocks hold."""
 
-    def __init__(self, config: ModelConfig, blocks: int, kv_type: KvType = "f16", *, share: bool = True) -> None:
-        super().__init__(config, blocks, kv_type)
+    def __init__(
+        self, keeps: Sequence[KeyValues], blocks: int, kv_type: KvType = "f16", *, share: bool = True
+    ) -> None:
+        super().__init__(keeps, blocks, kv_type)
         self.shares = share  # otherwise every block is forgotten when its sequence ends
         self._kept: dict[bytes, _Kept] = {}
         self._after: dict[bytes, dict[bytes, _Kept]] = {}  # what may follow a text

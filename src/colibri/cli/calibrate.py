@@ -16,7 +16,7 @@ from colibri.conversion.imatrix import FEW_TOKENS, read_imatrix
 from colibri.conversion.output import check_output
 from colibri.engine.loading import open_model
 from colibri.engine.model import model_path
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 
 
 @click.command("calibrate")

@@ -55,7 +55,7 @@ def command(
     with loaded:
         for note in loaded.notes:
             click.echo(f"note: {note}", err=True)
-        click.echo(f"{loaded.config.name}, {loaded.context} tokens of context. /help lists the commands.", err=True)
+        click.echo(f"{loaded.spec.name}, {loaded.context} tokens of context. /help lists the commands.", err=True)
         conversation = Conversation(loaded, params, told, routing=routing)
         with contextlib.suppress(EOFError):
             for line in lines():

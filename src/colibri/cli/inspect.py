@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ from rich.table import Table
 
 from colibri.cli.options import model_option
 from colibri.cli.output import count, print_json, size
-from colibri.config import ModelConfig
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.engine.statistics import describe_model
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.observe.summary import Summary, summarize
+from colibri.spec import ModelSpec
 from colibri.text.tokenizer import Tokenizer
-from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.single_expert import SingleExpert, find_single_expert, ranges
 
@@ -36,30 +36,31 @@ def command(model: Path | None, as_json: bool) -> None:
         _show_expert(path, expert, as_json)
         return
     checkpoint = open_checkpoint(path)
-    config = model_config(checkpoint)
-    summary = summarize(checkpoint, config)
+    spec = model_spec(checkpoint)
+    summary = summarize(checkpoint, spec)
     tokenizer = tokenizer_of(checkpoint)
     if as_json:
         print_json(
             {
-                "model": describe_model(checkpoint, config),
-                "config": _config_fields(config),
+                "model": describe_model(checkpoint, spec),
+                "spec": _spec_fields(spec),
                 "sizes": summary.as_dict(),
                 "tokenizer": None if tokenizer is None else _tokenizer_fields(tokenizer),
             }
         )
     else:
-        Console(highlight=False).print(_table(config, summary, tokenizer))
+        Console(highlight=False).print(_table(spec, summary, tokenizer))
         for note in () if tokenizer is None else tokenizer.notes:
             click.echo(f"note: {note}", err=True)
 
 
-def _config_fields(config: ModelConfig) -> dict[str, Any]:
-    names = (
-        "hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "context_length", "expert_intermediate",
-        "renormalize", "score", "qk_norm", "window",
-    )  # fmt: skip
-    return {name: getattr(config, name) for name in names}
+def _spec_fields(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes, then the different layers with the numbers of those that are like it."""
+    kinds = {layer: [number for number, other in enumerate(spec.layers) if other == layer] for layer in spec.layers}
+    return {
+        **{name: getattr(spec, name) for name in ("hidden_size", "vocab_size", "context_length")},
+        "layers": [{"numbers": numbers, **asdict(layer)} for layer, numbers in kinds.items()],
+    }
 
 
 def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -99,21 +100,21 @@ def _show_expert(path: Path, single: SingleExpert, as_json: bool) -> None:
     }))  # fmt: skip
 
 
-def _table(config: ModelConfig, summary: Summary, tokenizer: Tokenizer | None) -> Table:
+def _table(spec: ModelSpec, summary: Summary, tokenizer: Tokenizer | None) -> Table:
     low, high = summary.expert_bytes
     rows = {
-        "model": config.name,
-        "architecture": f"{config.architecture}, {config.layers} layers, hidden size {config.hidden_size}",
-        "experts": f"{config.experts} a layer, {config.experts_per_token} used by a token",
-        "attention": f"{config.heads} heads, {config.kv_heads} for keys and values, of {config.head_dim}",
-        "context": f"{config.context_length} tokens",
+        "model": spec.name,
+        "architecture": f"{spec.architecture}, {len(spec.layers)} layers, hidden size {spec.hidden_size}",
+        "experts": f"{spec.experts} a layer, {spec.experts_per_token} used by a token",
+        "attention": "; ".join(dict.fromkeys(str(layer.mixer) for layer in spec.layers)),
+        "context": f"{spec.context_length} tokens",
         "parameters": f"{count(summary.parameters)}, {count(summary.active_parameters)} active for a token",
         "file": f"{size(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",
         "dense part": size(summary.dense_bytes),
         "an expert": size(low) if low == high else f"{size(low)} to {size(high)}",
         "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
     }
-    rows |= {"vocabulary": f"{config.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
+    rows |= {"vocabulary": f"{spec.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
     return _rows(rows)
 
 

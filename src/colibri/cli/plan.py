@@ -33,9 +33,9 @@ def command(options: LoadOptions, as_json: bool) -> None:
     meter = Meter()
     meter.measure(MEASURE_SECONDS)
     even = plan.most_expert_bytes / plan.all_expert_bytes
-    misses = max(1, round((1.0 - even) * made.config.experts_per_token))  # of each layer
+    misses = max(1, round((1.0 - even) * made.spec.experts_per_token))  # of each layer
     reading = measure_reading(made.store, misses, MEASURE_SECONDS)
-    weight_bytes = demand(made.checkpoint, made.config).weight_bytes
+    weight_bytes = demand(made.checkpoint, made.spec).weight_bytes
     rates = (1.0,) if plan.fits else sorted({even, *HIT_RATES})
     rows = [forecast(plan, weight_bytes, meter.read.median, reading, rate) for rate in rates]
     if as_json:

@@ -45,7 +45,7 @@ def command(
     if prompt is not None and file is not None:
         raise ArgumentError("route: --prompt and --trace contradict each other; give one of them")
     with open_model(options) as loaded:
-        experts = loaded.config.experts
+        experts = loaded.spec.experts
         if save is not None:
             check_output(loaded.checkpoint, save, replace=True)
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
@@ -89,9 +89,9 @@ def _kept(path: Path, model: Model) -> Trace:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, EOFError, MemoryError) as error:
         raise FileError(f"{path}: is no trace kept by --save: {error}") from error
-    store, config = model.experts.store, model.config
-    expected = (store.layers, config.experts_per_token)
-    kind = trace_type(config.experts)
+    store, spec = model.experts.store, model.spec
+    expected = (store.layers, spec.experts_per_token)
+    kind = trace_type(spec.experts)
     if trace.ndim != 3 or trace.dtype != kind or trace.shape[1:] != expected:
         raise ArgumentError(
             f"{path}: found {trace.dtype} of shape {trace.shape}, expected {kind} of shape (tokens, {expected[0]}, "
@@ -100,7 +100,7 @@ def _kept(path: Path, model: Model) -> Trace:
     if not len(trace):
         raise ArgumentError(f"{path}: found 0 tokens, expected at least 1; keep another trace with --prompt and --save")
     for layer in range(store.layers):
-        least, most = (0, config.experts - 1) if store.has(layer) else (NO_EXPERT, NO_EXPERT)
+        least, most = (0, spec.experts - 1) if store.has(layer) else (NO_EXPERT, NO_EXPERT)
         wrong = trace[:, layer][(trace[:, layer] < least) | (trace[:, layer] > most)]
         if wrong.size:
             raise ArgumentError(

@@ -13,7 +13,7 @@ from colibri.errors import ArgumentError
 from colibri.experts.overlay import Overlay
 from colibri.experts.store import ExpertStore
 from colibri.experts.swap import export_expert, overlay_folder, revert_expert, swap_expert
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf_writer import remove_unfinished
 from colibri.weights.single_expert import read_single_expert
 

@@ -13,8 +13,8 @@ from colibri.cli.progress import counting
 from colibri.conversion.verify import Verification, verify, verify_gguf
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
-from colibri.models.registry import model_config
-from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+from colibri.models.registry import model_spec, open_checkpoint
+from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.single_expert import find_single_expert
 
@@ -40,7 +40,7 @@ def command(model: Path | None, as_json: bool) -> int:
             result = verify_gguf(read_gguf(path), count)
     else:
         checkpoint = open_checkpoint(path)
-        model_config(checkpoint)  # raises what the metadata lacks
+        model_spec(checkpoint)  # raises what the metadata lacks
         faults, doubts = _tokenizer_faults(checkpoint)
         with progress:
             result = verify(checkpoint, count)

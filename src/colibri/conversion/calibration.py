@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.config import Activation
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError
 from colibri.experts.stats import NO_EXPERT
+from colibri.layers.build import Mixer
 from colibri.layers.workspace import Rows
+from colibri.spec import Activation, DenseSpec, MoeSpec
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec, write_gguf
 from colibri.weights.load import load_plain, read_tiles
@@ -39,7 +40,10 @@ class Calibration:
         self.sums: dict[str, F64] = {}
         self.counts: dict[str, F64] = {}
         self._model = model
-        self._experts = model.config.experts
+        self._experts = model.spec.experts
+        self._expert: dict[int, DenseSpec] = {
+            layer: spec.ffn.expert for layer, spec in enumerate(model.spec.layers) if isinstance(spec.ffn, MoeSpec)
+        }
         self._reader = FileReader()
         self._kept: OrderedDict[tuple[int, int], tuple[Tensors, Tensors | None]] = OrderedDict()
         self._kept_bytes = 0
@@ -47,19 +51,18 @@ class Calibration:
     def begin(self, rows: Rows) -> None:
         """Called by the decoder when a step begins."""
 
-    def attended(self, layer: int, rows: Rows) -> None:
-        """Called by the decoder after a layer's attention."""
-        normed, attended = rows.normed.numpy(), rows.attended.numpy()
-        for part in ("q", "k", "v"):
-            self._add(f"blk.{layer}.attn_{part}.weight", normed)
-        self._add(f"blk.{layer}.attn_output.weight", attended)
+    def mixed(self, layer: int, mixer: Mixer, rows: Rows) -> None:
+        """Called by the decoder after a layer's mixer."""
+        for names, seen in mixer.inputs(rows):
+            for name in names:
+                self._add(name, seen.numpy())
 
     def fed_forward(self, layer: int, rows: Rows) -> None:
         """Called by the decoder after a layer's experts."""
         normed, chosen = rows.normed.numpy(), rows.chosen_array[layer]  # (n, hidden), (n, k)
         for expert in np.unique(chosen[chosen != NO_EXPERT]).tolist():
             seen = np.ascontiguousarray(normed[(chosen == expert).any(axis=1)])
-            for part in ("gate", "up") if self._model.config.gated else ("up",):
+            for part in ("gate", "up") if self._expert[layer].gated else ("up",):
                 self._add(f"blk.{layer}.ffn_{part}_exps.weight", seen, expert, self._experts)
             self._add(f"blk.{layer}.ffn_down_exps.weight", self._inner(layer, expert, seen), expert, self._experts)
 
@@ -78,7 +81,7 @@ class Calibration:
         outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in weights)
         ops.matmul(outs, x, weights, True, False, biases)
         first = outs[0].numpy()
-        return glu(self._model.config.activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
+        return glu(self._expert[layer].activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
 
     def _matrices(self, layer: int, expert: int) -> tuple[Tensors, Tensors | None]:
         """gate, where there is one, and up; their biases, where there are any."""

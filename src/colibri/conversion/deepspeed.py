@@ -15,13 +15,15 @@ from typing import Any, Final
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.torch_file import read_file, read_state
 from colibri.errors import FormatError, UnsupportedError
-from colibri.weights.checkpoint import MAX_LAYERS, Checkpoint, check
+from colibri.models.deepspeed_moe import FAMILY
+from colibri.spec import MAX_LAYERS
+from colibri.weights.checkpoint import Checkpoint, check
 from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
 DENSE: Final = "mp_rank_00_model_states.pt"
-ARCHITECTURE: Final = "deepspeedmoe"
+ARCHITECTURE: Final = FAMILY.architecture
 _EXPERT_FILES: Final = "*expert_*_mp_rank_00_model_states.pt"
 _OF_ANOTHER_RANK = re.compile(r".*mp_rank_(?!00_)\d+_model_states\.pt|layer_\d+-model_\d+-model_states\.pt")
 # What only these values are implemented for; others are refused by name.
@@ -82,7 +84,7 @@ def open_deepspeed(folder: Path, name: str) -> Checkpoint:
             _add(tensors, tensor, _translate(args, supported(tensor)))
     _check_options(args, metadata, tensors)
     tokenizer = folder / "tokenizer.json"
-    checkpoint = Checkpoint(folder, "deepspeed", name, ARCHITECTURE, metadata, tensors, tokenizer, READABLE)
+    checkpoint = Checkpoint(folder, "deepspeed", name, FAMILY, metadata, tensors, tokenizer, READABLE)
     check(checkpoint)
     return checkpoint
 

@@ -15,7 +15,7 @@ from colibri.conversion.mixes import Context, Mix, tensor_type
 from colibri.conversion.rope_factors import NAME as ROPE_TABLE, rope_factors, without_scaling
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.weights.block_types import BY_NAME
-from colibri.weights.checkpoint import INTERLEAVED, Checkpoint
+from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
 from colibri.weights.single_expert import GENERAL_TYPE
@@ -26,10 +26,6 @@ _SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|b
 _DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|split\..*|colibri\..*")
 # In a layer the tensors of attention come first, as they are read first.
 _ORDER = ("token_embd", "output_norm", "output", "attn_norm", "attn", "ffn_norm", "ffn_gate_inp", "exp_probs_b", "")
-
-
-# llama.cpp asks these for an output matrix even where it is the embedding.
-_NEVER_TIED = frozenset({"olmoe"})
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     experts = checkpoint.metadata.integer(checkpoint.key("expert_count"))
     context = Context(checkpoint.layers, experts, tied="output.weight" not in checkpoint.tensors)
     gathered = _gather(checkpoint, experts)
-    if context.tied and checkpoint.architecture in _NEVER_TIED:
+    if context.tied and checkpoint.family.never_tied:
         gathered["output.weight"] = gathered["token_embd.weight"]
     if only_expert is not None:
         if not 0 <= only_expert < experts:
@@ -123,9 +119,8 @@ def _place(name: str) -> tuple[int, int, str]:
 
 def _head_rows(checkpoint: Checkpoint, name: str, source: TensorInfo) -> int:
     """Files of some architectures hold q and k for rope on adjacent pairs; directories never do."""
-    stored = INTERLEAVED.get(checkpoint.architecture, ())
     match = re.fullmatch(r"blk\.\d+\.(attn_[qk])\.(weight|bias)", name)
-    if match is None or match[1] not in stored or source.head_rows:
+    if match is None or match[1] not in checkpoint.family.adjacent_pairs or source.head_rows:
         return 0
     heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
     hidden = checkpoint.metadata.integer(checkpoint.key("embedding_length"), low=1)

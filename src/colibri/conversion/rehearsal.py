@@ -17,10 +17,11 @@ from colibri.conversion.tokenizer_check import check_tokenizer
 from colibri.errors import FileError
 from colibri.experts.residency import Residency
 from colibri.experts.store import ExpertStore
+from colibri.layers import kinds
 from colibri.layers.linear import DenseWeights
 from colibri.layers.workspace import Workspace
 from colibri.models.decoder import Decoder
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec
 from colibri.text import load_tokenizer
 from colibri.weights.checkpoint import Checkpoint, check
 from colibri.weights.gguf import read_one_file
@@ -55,10 +56,11 @@ def rehearse(checkpoint: Checkpoint, outputs: Sequence[Output], metadata: Mappin
         checkpoint, metadata=values, tensors=tensors, tokenizer_source=values, accepted=frozenset(ops.BLOCK_TYPES)
     )
     check(output)
-    config = model_config(output)
+    spec = model_spec(output)
     experts = cast("Residency", SimpleNamespace(store=ExpertStore(output)))  # nothing is read of them
     with suppress(MemoryError):  # of addresses for the dense matrices; no memory is taken for them
-        Decoder(config, _Unread(output), experts, Workspace(config, 1), context=1, exact=False)
+        workspace = Workspace(spec, kinds.scratch(spec).buffers, 1)
+        Decoder(spec, _Unread(output), experts, workspace, context=1, exact=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a doubtful label; it is told to those who run the file
         return _try_tokenizer(checkpoint, values)

@@ -7,7 +7,8 @@ from pathlib import Path
 from colibri.conversion.deepspeed import deepspeed_folder, open_deepspeed
 from colibri.conversion.dequantize import READABLE
 from colibri.conversion.torch_file import read_weights
-from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+from colibri.models.registry import open_checkpoint
+from colibri.weights.checkpoint import Checkpoint
 
 
 def open_source(path: Path) -> Checkpoint:

@@ -45,7 +45,7 @@ class Generation(Iterator[Token]):
     def prefilled(self) -> int:
         """Tokens of the prompt that went through the layers so far; those under way count by the layers done."""
         decoder = self._engine.decoder
-        under_way = self._sequence.computing * decoder.layer // decoder.config.layers
+        under_way = self._sequence.computing * decoder.layer // decoder.layers
         return min(self._sequence.computed + under_way, self._sequence.prompt_length)
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, ModelConfig, Precision, check_path
+from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, check_path
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
@@ -19,19 +19,19 @@ from colibri.experts.plan import Needs, Plan, default_budget, make_plan, readabl
 from colibri.experts.reading import staging_bytes
 from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore
+from colibri.layers import kinds
 from colibri.layers.linear import DenseWeights
 from colibri.layers.rope import table_bytes
-from colibri.layers.workspace import LOGIT_ROWS, Workspace
+from colibri.layers.workspace import LOGIT_ROWS, Scratch, Workspace, workspace_bytes
 from colibri.machine import detect_memory
 from colibri.models.decoder import Decoder
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
+from colibri.spec import ModelSpec
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import MODEL
-from colibri.weights.checkpoint import Checkpoint, open_checkpoint
+from colibri.weights.checkpoint import Checkpoint
 
-QUANTIZED_BYTES = 1.3  # of a value in both activation formats at most
-SCRATCH_BYTES = 4 + QUANTIZED_BYTES
 ROWS_AN_EXPERT = 128  # for which an expert is computed while it could be read from a disk, about
 CHUNK_SHARE = 16  # of the room for slots: what a longer chunk may take
 
@@ -67,7 +67,7 @@ class Prepared:
     """A model whose memory is divided and whose weights are not read yet."""
 
     checkpoint: Checkpoint
-    config: ModelConfig
+    spec: ModelSpec
     context: int
     store: ExpertStore
     weights: DenseWeights
@@ -79,37 +79,40 @@ class Prepared:
 def plan_model(options: LoadOptions) -> Prepared:
     """How the memory of this model would be divided; reads no weights."""
     checkpoint = open_checkpoint(model_path(options.path))
-    config = model_config(checkpoint)
-    context = _context(config, options.context)
+    spec = model_spec(checkpoint)
+    context = _context(spec, options.context)
     store = ExpertStore(checkpoint)
     weights = DenseWeights(checkpoint)
-    cache = SharedCache(config, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
-    workspace = Workspace(config, min(options.chunk, options.sequences * context))
+    keeps = [layer.mixer.keeps for layer in spec.layers]
+    cache = SharedCache(keeps, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
+    scratch = kinds.scratch(spec)
     machine = detect_memory()
     asked = options.ram is not None
     budget = default_budget(machine) if options.ram is None else options.ram - options.beside
 
-    def plan() -> Plan:
+    def plan(chunk: int) -> Plan:
         needs = Needs(
             process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
-            workspace=_working_bytes(config, workspace) + table_bytes(config.rope, context),
+            workspace=_working_bytes(spec, scratch, chunk) + table_bytes(spec.ropes, context),
             staging=(READERS + 1) * staging_bytes(store),
         )  # fmt: skip
         return make_plan(
-            store, config.experts_per_token, needs, budget,
+            store, spec.experts_per_token, needs, budget,
             beside=options.beside if asked else 0, machine=None if asked else machine,
         )  # fmt: skip
 
-    divided = plan()
+    chunk = min(options.chunk, options.sequences * context)
+    divided = plan(chunk)
     if options.sequences == 1:  # nobody waits for a token while a long chunk is computed
-        chunk = min(context, _chunk(config, workspace, divided))
-        if chunk > workspace.capacity:
-            workspace = Workspace(config, chunk)
-            divided = plan()
+        longer = min(context, _longer_chunk(spec, scratch, chunk, divided))
+        if longer > chunk:
+            chunk = longer
+            divided = plan(chunk)
     if options.ram is not None and options.ram > machine.total:
         note = f"--ram {readable(options.ram)} is more than the memory that is here, {readable(machine.total)}"
         divided = replace(divided, notes=(*divided.notes, note))
-    return Prepared(checkpoint, config, context, store, weights, cache, workspace, divided)
+    workspace = Workspace(spec, scratch.buffers, chunk)
+    return Prepared(checkpoint, spec, context, store, weights, cache, workspace, divided)
 
 
 def open_model(options: LoadOptions) -> Model:
@@ -119,14 +122,14 @@ def open_model(options: LoadOptions) -> Model:
         ops.set_threads(options.threads)
     try:
         made = plan_model(options)
-        checkpoint, config, plan = made.checkpoint, made.config, made.plan
+        checkpoint, spec, plan = made.checkpoint, made.spec, made.plan
         tokenizer = tokenizer_of(checkpoint)
         limits = None if plan.fits else plan.limits_beside(0)
-        experts = Residency(made.store, config.experts_per_token, limits=limits, chunk=made.workspace.capacity)
+        experts = Residency(made.store, spec.experts_per_token, limits=limits, chunk=made.workspace.capacity)
         if not plan.fits:
             made.cache.on_growth = lambda nbytes: experts.set_limits(plan.limits_beside(nbytes))
         exact = options.precision == "exact"
-        decoder = Decoder(config, made.weights, experts, made.workspace, context=made.context, exact=exact)
+        decoder = Decoder(spec, made.weights, experts, made.workspace, context=made.context, exact=exact)
         made.weights.read(ops.threads())
         if not plan.fits:
             experts.learn(Heat(checkpoint.fingerprint()))
@@ -135,16 +138,16 @@ def open_model(options: LoadOptions) -> Model:
         raise MemoryBudgetError(f"{path}: the system refused the memory for this model: {error}") from error
     engine = Engine(decoder, made.cache, made.workspace.capacity)
     return Model(
-        checkpoint, config, engine, experts, plan, tokenizer, context=made.context, load_s=time.perf_counter() - start
+        checkpoint, spec, engine, experts, plan, tokenizer, context=made.context, load_s=time.perf_counter() - start
     )
 
 
-def _context(config: ModelConfig, asked: int | None) -> int:
+def _context(spec: ModelSpec, asked: int | None) -> int:
     if asked is None:
-        return min(config.context_length, DEFAULT_CONTEXT)
-    if asked > config.context_length:
+        return min(spec.context_length, DEFAULT_CONTEXT)
+    if asked > spec.context_length:
         raise ArgumentError(
-            f"context: found {asked}, but {config.name} was made for {config.context_length} tokens at most"
+            f"context: found {asked}, but {spec.name} was made for {spec.context_length} tokens at most"
         )
     return asked
 
@@ -156,25 +159,21 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     return load_tokenizer(source) if there else None
 
 
-def _working_bytes(config: ModelConfig, workspace: Workspace) -> int:
-    """What steps take: the workspace, and the native regions beside it.
+def _working_bytes(spec: ModelSpec, scratch: Scratch, chunk: int) -> int:
+    """What steps of so many rows take: the workspace, and the native regions beside it.
 
-    These keep each chosen expert's activations in float32 and quantised, and the quantised input, or for sampling a
-    weight and an id of each token a thread; the pool adds a quarter.
+    These keep activations in float32 and quantised, or for sampling a weight and an id of each token a thread; the
+    pool adds a quarter.
     """
-    chosen = config.experts_per_token * config.expert_intermediate
-    widest = max(chosen, config.intermediate)
-    inputs = max(config.hidden_size, config.query_width)
-    layers = workspace.capacity * (SCRATCH_BYTES * widest + QUANTIZED_BYTES * inputs)
-    sampling = 8.1 * config.vocab_size * min(ops.threads(), LOGIT_ROWS)
-    return workspace.nbytes + int(1.25 * max(layers, sampling))
+    sampling = 8.1 * spec.vocab_size * min(ops.threads(), LOGIT_ROWS)
+    return workspace_bytes(spec, scratch.buffers, chunk) + int(1.25 * max(chunk * scratch.native_bytes, sampling))
 
 
-def _chunk(config: ModelConfig, workspace: Workspace, plan: Plan) -> int:
+def _longer_chunk(spec: ModelSpec, scratch: Scratch, chunk: int, plan: Plan) -> int:
     """Rows of a chunk in which computing an expert takes about as long as reading it.
 
     A chunk reads each expert that is not there once. Longer ones take memory from the slots, so they may take little.
     """
-    wanted = ROWS_AN_EXPERT * (1 - plan.resident_share) * config.experts / config.experts_per_token
+    wanted = ROWS_AN_EXPERT * (1 - plan.resident_share) * spec.experts / spec.experts_per_token
     spare = min(plan.room // CHUNK_SHARE, plan.budget - plan.floor)
-    return min(int(wanted), workspace.capacity + spare * workspace.capacity // _working_bytes(config, workspace))
+    return min(int(wanted), chunk + spare * chunk // _working_bytes(spec, scratch, chunk))

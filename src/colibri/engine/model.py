@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import ModelConfig, SamplingParams, check_path
+from colibri.config import SamplingParams, check_path
 from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
@@ -25,6 +25,7 @@ from colibri.experts.stats import RoutingStats
 from colibri.experts.swap import revert_expert, swap_expert
 from colibri.machine import peak_resident_bytes, resident_bytes
 from colibri.models.decoder import Tap
+from colibri.spec import ModelSpec
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint
 
@@ -62,11 +63,11 @@ class Model:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, engine: Engine, experts: Residency, plan: Plan,
+        self, checkpoint: Checkpoint, spec: ModelSpec, engine: Engine, experts: Residency, plan: Plan,
         tokenizer: Tokenizer | None, *, context: int, load_s: float,
     ) -> None:  # fmt: skip
         self.checkpoint = checkpoint
-        self.config = config
+        self.spec = spec
         self.engine = engine
         self.experts = experts
         self.plan = plan
@@ -95,7 +96,7 @@ class Model:
         NumericalError when a NaN or an infinity comes out.
         """
         self._check_open()
-        return self.engine.infer(self._check_ids(ids), self.config.vocab_size)
+        return self.engine.infer(self._check_ids(ids), self.spec.vocab_size)
 
     def infer_rows(self, ids: Sequence[int], see: RowsWatcher, first: int = 0) -> None:
         """As `infer`, without holding all logits: see(position, logits) gets those from `first` on, a few at a time.
@@ -176,7 +177,7 @@ class Model:
         return Generation(self.engine, sequence, self.load_s, notes, self)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        size = self.config.vocab_size
+        size = self.spec.vocab_size
         checked = [_integer(value) for value in ids]
         if not checked:
             raise ArgumentError("prompt: found no tokens, expected at least one")
@@ -196,7 +197,7 @@ class Model:
     def _full(self, found: str) -> ContextFullError:
         return ContextFullError(
             f"the prompt has {found}, the context holds {self.context}; shorten the prompt or load "
-            f"with a larger context (this model allows {self.config.context_length})"
+            f"with a larger context (this model allows {self.spec.context_length})"
         )
 
     def _check_open(self) -> None:
@@ -230,7 +231,7 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """Name, architecture and sizes, as in the JSON of `colibri run`."""
-        return describe_model(self.checkpoint, self.config)
+        return describe_model(self.checkpoint, self.spec)
 
     def memory(self) -> dict[str, int]:
         """Bytes, as in the JSON of `colibri run`."""

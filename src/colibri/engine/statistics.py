@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from colibri.config import ModelConfig
 from colibri.engine.sequence import Sequence
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
 
 
@@ -37,18 +37,18 @@ def timings(sequence: Sequence, load_s: float) -> Timings:
     return Timings(load_s, first, computed / first, steps / later if steps and later > 0 else None)
 
 
-def describe_model(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:
+def describe_model(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """The `model` object of --json: name, architecture and sizes; `quantization` is the type with the most bytes."""
     infos = checkpoint.tensors.values()
     by_type = Counter[str]()
     for info in infos:
         by_type[info.type] += info.nbytes
     return {
-        "name": config.name,
-        "architecture": config.architecture,
-        "layers": config.layers,
-        "experts": config.experts,
-        "experts_per_token": config.experts_per_token,
+        "name": spec.name,
+        "architecture": spec.architecture,
+        "layers": len(spec.layers),
+        "experts": spec.experts,
+        "experts_per_token": spec.experts_per_token,
         "parameters": sum(math.prod(info.shape) for info in infos),
         "quantization": by_type.most_common(1)[0][0],
     }

@@ -2,58 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from colibri import ops
 from colibri.cache.kv import LayerCache
-from colibri.config import ModelConfig
-from colibri.layers.linear import DenseWeights
-from colibri.layers.norm import Norm, not_finite
-from colibri.layers.rope import RopeTables
-from colibri.layers.workspace import Rows
+from colibri.layers.build import QUANTIZED_BYTES, Build, Seen
+from colibri.layers.norm import not_finite
+from colibri.layers.workspace import Buffer, Rows, Scratch
+from colibri.spec import AttentionSpec, NormSpec
 
 
 class Attention:
     """Norm, projections, optional biases, norms and clipping, rope, cache, attention, output added to the residual."""
 
-    def __init__(
-        self, weights: DenseWeights, config: ModelConfig, layer: int, norm: Norm, rope: RopeTables | None, exact: bool
-    ) -> None:
-        self._norm = norm
-        prefix = f"blk.{layer}.attn"
-        hidden, q, kv = config.hidden_size, config.query_width, config.kv_width
-        widths = {"q": q, "k": kv, "v": kv}
+    def __init__(self, spec: AttentionSpec, layer: int, norm: NormSpec, build: Build) -> None:
+        self._prefix = prefix = f"blk.{layer}.attn"
+        weights, hidden = build.weights, build.hidden
+        widths = {"q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
+        self._norm = build.norm(f"{prefix}_norm", norm)
         self._qkv = tuple(weights.matrix(f"{prefix}_{part}.weight", width, hidden) for part, width in widths.items())
         biases = tuple(weights.optional_vector(f"{prefix}_{part}.bias", width) for part, width in widths.items())
         self._biases = biases if any(bias is not None for bias in biases) else None
-        self._output = (weights.matrix(f"{prefix}_output.weight", hidden, q),)
+        self._output = (weights.matrix(f"{prefix}_output.weight", hidden, spec.query_width),)
         output_bias = weights.optional_vector(f"{prefix}_output.bias", hidden)
         self._output_bias = None if output_bias is None else (output_bias,)
-        self._q_and_k_norm = f"{prefix}_q_norm.weight or {prefix}_k_norm.weight"
-        q_norm, k_norm = _norms_of_heads(weights, config, prefix)
-        cosine, sine = rope or (None, None)
-        self._rule = ops.AttentionRule(
-            cosine, sine, config.head_dim**-0.5, config.window, q_norm=q_norm, k_norm=k_norm, clip=config.clip_qkv
+        self._rule = _rule(spec, prefix, norm.eps, build)
+        self._q, self._k, self._v, self._attended = build.places(self.scratch(spec, hidden).buffers)
+        self._exact = build.exact
+
+    @staticmethod
+    def scratch(spec: AttentionSpec, hidden: int) -> Scratch:
+        """Buffers of queries, keys, values and what is attended to; the native code quantises its inputs."""
+        return Scratch(
+            (
+                Buffer("q", spec.query_width),
+                Buffer("k", spec.kv_width),
+                Buffer("v", spec.kv_width),
+                Buffer("attended", spec.query_width),
+            ),
+            QUANTIZED_BYTES * max(hidden, spec.query_width),
         )
-        self._exact = exact
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
         """Norm rows.hidden into rows.normed, add its attention to rows.hidden; keys and values go into the cache."""
-        q, k, v = rows.q, rows.k, rows.v
+        views = rows.views
+        q, k, v, attended = views[self._q], views[self._k], views[self._v], views[self._attended]
         if not ops.norm_matmul(
             (q, k, v), rows.normed, rows.hidden, self._norm.parameters, self._qkv, self._exact, self._biases
         ):
             raise not_finite(self._norm.name)
-        if not ops.attention(rows.attended, q, k, v, cache.keys, cache.values, batch, self._rule):
-            raise not_finite(self._q_and_k_norm)
-        ops.matmul((rows.hidden,), rows.attended, self._output, self._exact, True, self._output_bias)
+        if not ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule):
+            raise not_finite(f"{self._prefix}_q_norm.weight or {self._prefix}_k_norm.weight")
+        ops.matmul((rows.hidden,), attended, self._output, self._exact, True, self._output_bias)
+
+    def inputs(self, rows: Rows) -> Iterable[Seen]:
+        """What its weights were applied to, just after a call."""
+        yield tuple(f"{self._prefix}_{part}.weight" for part in "qkv"), rows.normed
+        yield (f"{self._prefix}_output.weight",), rows.views[self._attended]
 
 
-def _norms_of_heads(
-    weights: DenseWeights, config: ModelConfig, prefix: str
-) -> tuple[ops.Norm, ops.Norm] | tuple[None, None]:
-    """Of q and of k: over all heads of a row together or over each."""
-    if config.qk_norm == "none":
-        return None, None
-    full = config.qk_norm == "full"
-    q, k = (config.query_width, config.kv_width) if full else (config.head_dim, config.head_dim)
-    q_weight, k_weight = weights.vector(f"{prefix}_q_norm.weight", q), weights.vector(f"{prefix}_k_norm.weight", k)
-    return ops.Norm(q_weight, config.norm_eps), ops.Norm(k_weight, config.norm_eps)
+def _rule(spec: AttentionSpec, prefix: str, eps: float, build: Build) -> ops.AttentionRule:
+    """What is the same in every step. Norms are over all heads of a row together or over each."""
+    q_norm = k_norm = None
+    if spec.qk_norm != "none":
+        q, k = (spec.query_width, spec.kv_width) if spec.qk_norm == "full" else (spec.head_dim, spec.head_dim)
+        q_norm = ops.Norm(build.weights.vector(f"{prefix}_q_norm.weight", q), eps)
+        k_norm = ops.Norm(build.weights.vector(f"{prefix}_k_norm.weight", k), eps)
+    cosine, sine = (None, None) if spec.rope is None else build.ropes[spec.rope]
+    return ops.AttentionRule(
+        cosine, sine, spec.head_dim**-0.5, spec.window, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
+    )

@@ -1,4 +1,4 @@
-"""Weights of the dense layers: checked against the configuration, read and tiled at load."""
+"""Weights of the dense layers: checked against the spec, read and tiled at load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DenseWeights:
 
     Matrices are handles until `read` fills them, all together and with several threads.
 
-    Raises FormatError when a tensor is missing or of another shape than the configuration asks for, UnsupportedError
+    Raises FormatError when a tensor is missing or of another shape than the spec asks for, UnsupportedError
     when the engine has no kernel for its type.
     """
 

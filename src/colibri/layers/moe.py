@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: routed experts, with one that all share beside them, or one dense network."""
+"""The feed-forward part of a layer with routed experts, and with one that all share beside them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.config import ModelConfig
-from colibri.experts.residency import Residency
-from colibri.layers.linear import DenseWeights
-from colibri.layers.norm import Norm
+from colibri.layers.build import QUANTIZED_BYTES, Build
+from colibri.layers.dense import Network
 from colibri.layers.router import Router, bad_logit
-from colibri.layers.workspace import Rows
+from colibri.layers.workspace import Buffer, Rows, Scratch
+from colibri.spec import MoeSpec, NormSpec, SharedSpec
 
 
 class MixtureOfExperts:
     """Routes each row, computes its experts wherever they are, adds them to the residual stream in slot order."""
 
-    def __init__(
-        self, weights: DenseWeights, config: ModelConfig, layer: int, norm: Norm, experts: Residency, exact: bool
-    ) -> None:
+    def __init__(self, spec: MoeSpec, layer: int, norm: NormSpec, build: Build) -> None:
         self.layer = layer
-        self.route = Router(weights, config, layer, norm)
+        self.route = Router(spec.routing, layer, build.norm(f"blk.{layer}.ffn_norm", norm), build)
         self.following: MixtureOfExperts | None = None  # the next layer's, to look ahead
-        self._experts = experts
-        self._shared = SharedExpert(weights, config, layer, exact) if config.shared_expert else None
-        self._activation = config.activation
-        self._exact = exact
+        self._experts = build.experts
+        self._shared = SharedExpert(spec.shared, layer, build) if spec.shared is not None else None
+        self._activation = spec.expert.activation
+        self._logits, self._weights, self._guessed, self._slots, self._normed = build.places(
+            _buffers(spec, build.hidden)
+        )
+        self._exact = build.exact
+
+    @staticmethod
+    def scratch(spec: MoeSpec, hidden: int) -> Scratch:
+        """Its own buffers and those of what runs beside; the native code keeps each chosen expert's activations."""
+        beside = Scratch() if spec.shared is None else SharedExpert.scratch(spec.shared, hidden)
+        own = Network.native_bytes(spec.expert, spec.routing.experts_per_token) + QUANTIZED_BYTES * hidden
+        return Scratch((*_buffers(spec, hidden), *beside.buffers), max(own, beside.native_bytes))
 
     def __call__(self, rows: Rows) -> None:
         """Norm rows.hidden into rows.normed and add the experts' answer to rows.hidden."""
-        chosen = rows.chosen[self.layer]
-        self.route(rows.hidden, rows.normed, rows.router_logits, chosen, rows.weights)
+        chosen, slots, weights = rows.chosen[self.layer], rows.views[self._slots], rows.views[self._weights]
+        self.route(rows.hidden, rows.normed, rows.views[self._logits], chosen, weights)
         if self._shared is not None:
-            self._shared.weigh(rows)
+            self._shared.weigh(rows, weights)
         following = self.following if self._experts.reads_ahead(rows.count) else None
         for part, (table, only) in enumerate(self._experts.handles(self.layer, chosen)):
             if following is not None and part == 0:  # this layer's experts are kept or on their way now
                 self._look_ahead(rows, following, sure=True)
-            ops.moe(rows.slots, rows.normed, table, chosen, self._activation, self._exact, only)
-        ops.combine(rows.hidden, rows.slots, rows.weights)
+            ops.moe(slots, rows.normed, table, chosen, self._activation, self._exact, only)
+        ops.combine(rows.hidden, slots, weights)
         if self._shared is not None:
             self._shared(rows)
         if following is not None:
@@ -51,32 +58,24 @@ class MixtureOfExperts:
         sure: only the likelier half of each row's. Changes nothing but what is in memory: the results are in buffers
         that are free at the time.
         """
-        layer = following.layer
+        layer, views = following.layer, rows.views
         chosen = rows.chosen[layer]
-        following.route(rows.hidden, rows.dense_slots, rows.router_logits, chosen, rows.guessed_weights)
+        following.route(rows.hidden, views[self._normed], views[self._logits], chosen, views[self._guessed])
         k = chosen.shape[1]
         ids = rows.chosen_array[layer, :, : (k + 1) // 2 if sure else k]
         self._experts.prefetch(layer, dict.fromkeys(ids.T.ravel().tolist()))  # every row's likeliest first
 
 
-class DenseFeedForward:
-    """A network that every row goes through: the same kernels, with one expert that all choose."""
-
-    def __init__(
-        self, weights: DenseWeights, config: ModelConfig, name: str, width: int, exact: bool, norm: Norm | None = None
-    ) -> None:
-        """`name` has a place for gate, up and down; without a norm rows are normed already."""
-        self._norm = norm
-        self._table = _table_of_one(weights, config, name, width)
-        self._activation = config.activation
-        self._exact = exact
-
-    def __call__(self, rows: Rows, weights: ops.Tensor | None = None) -> None:
-        """Norm rows.hidden into rows.normed and add the network's answer to rows.hidden, times `weights` (n, 1)."""
-        if self._norm is not None:
-            self._norm(rows.normed, rows.hidden)
-        ops.moe(rows.dense_slots, rows.normed, self._table, rows.first, self._activation, self._exact)
-        ops.combine(rows.hidden, rows.dense_slots, rows.ones if weights is None else weights)
+def _buffers(spec: MoeSpec, hidden: int) -> tuple[Buffer, ...]:
+    """Logits, weights, weights of a guess at the next layer's experts, their answers; normed rows for such a guess."""
+    k = spec.routing.experts_per_token
+    return (
+        Buffer("router_logits", spec.routing.experts),
+        Buffer("weights", k),
+        Buffer("guessed_weights", k),
+        Buffer("slots", hidden, rows=k),
+        Buffer("slots", hidden),
+    )
 
 
 class SharedExpert:
@@ -85,42 +84,38 @@ class SharedExpert:
     DeepSpeed's residual mixture (arXiv 2201.05596).
     """
 
-    def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int, exact: bool) -> None:
-        hidden, name = config.hidden_size, f"blk.{layer}.ffn_gate_inp_shexp"
+    def __init__(self, spec: SharedSpec, layer: int, build: Build) -> None:
+        name = f"blk.{layer}.ffn_gate_inp_shexp"
         self._name = f"{name}.weight"
-        self._expert = DenseFeedForward(
-            weights, config, f"blk.{layer}.ffn_{{}}_shexp", config.expert_intermediate, exact
-        )
-        self._coefficient = (weights.matrix(self._name, 2, hidden),)
-        self._bias = (weights.vector(f"{name}.bias", 2),)
+        self._network = Network(spec.network, f"blk.{layer}.ffn_{{}}_shexp", build)
+        self._coefficient = (build.weights.matrix(self._name, 2, build.hidden),)
+        self._bias = (build.weights.vector(f"{name}.bias", 2),)
         self._softmax = ops.Routing("softmax")
+        self._shares, self._logits, self._order, self._weight = build.places(_SHARES)
 
-    def weigh(self, rows: Rows) -> None:
-        """Scale rows.weights by what the routed experts count, and keep what this one counts.
+    @staticmethod
+    def scratch(spec: SharedSpec, hidden: int) -> Scratch:
+        """Buffers of its part and of the network."""
+        network = Network.scratch(spec.network, hidden)
+        return Scratch((*_SHARES, *network.buffers), network.native_bytes)
+
+    def weigh(self, rows: Rows, weights: ops.Tensor) -> None:
+        """Scale the weights (n, k) of the routed experts by what they count, and keep what this one counts.
 
         Raises NumericalError, naming the tensor, when one of the two logits is a NaN or an infinity.
         """
-        ops.matmul((rows.shares_logits,), rows.normed, self._coefficient, True, False, self._bias)
-        if not ops.router(rows.shares_order, rows.shares, rows.shares_logits, self._softmax):
+        logits, order, largest = (rows.views[place] for place in (self._logits, self._order, self._shares))
+        ops.matmul((logits,), rows.normed, self._coefficient, True, False, self._bias)
+        if not ops.router(order, largest, logits, self._softmax):
             raise bad_logit(self._name)
-        routed = rows.shares_order.numpy() == 0  # (n, 2): shares come largest first
-        shares: NDArray[np.float32] = rows.shares.numpy()
-        rows.weights.numpy()[...] *= shares[routed][:, None]
-        rows.shared_weight.numpy()[:, 0] = shares[~routed]
+        routed = order.numpy() == 0  # (n, 2): shares come largest first
+        shares: NDArray[np.float32] = largest.numpy()
+        weights.numpy()[...] *= shares[routed][:, None]
+        rows.views[self._weight].numpy()[:, 0] = shares[~routed]
 
     def __call__(self, rows: Rows) -> None:
         """Add its answer to rows.normed to rows.hidden."""
-        self._expert(rows, rows.shared_weight)
+        self._network(rows, rows.views[self._weight])
 
 
-def _table_of_one(weights: DenseWeights, config: ModelConfig, name: str, wide: int) -> ops.ExpertTable:
-    """gate (where there is one), up and down with the biases that are there, as the only expert of a table."""
-    hidden = config.hidden_size
-    sizes = {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}
-    names = {part: name.format(part) for part in sizes}
-    gate = weights.matrix(f"{names['gate']}.weight", wide, hidden) if config.gated else None
-    up, down = (weights.matrix(f"{names[part]}.weight", *sizes[part]) for part in ("up", "down"))
-    biases = [weights.optional_vector(f"{names[part]}.bias", size[0]) for part, size in sizes.items()]
-    table = ops.ExpertTable(1, hidden, wide)
-    table.set(0, gate, up, down, *biases)
-    return table
+_SHARES = Buffer("shares", 2), Buffer("shares_logits", 2), Buffer("shares_order", 2, "I32"), Buffer("shared_weight", 1)

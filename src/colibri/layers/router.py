@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from colibri import ops
-from colibri.config import ModelConfig
 from colibri.errors import NumericalError
-from colibri.layers.linear import DenseWeights
+from colibri.layers.build import Build
 from colibri.layers.norm import Norm
+from colibri.spec import RoutingSpec
 
 
 class Router:
-    """The norm before it, logits of all experts, scores, the k best, their weights. The rule is in the configuration.
+    """The norm before it, logits of all experts, scores, the k best, their weights. The rule is in the spec.
 
     Raises NumericalError, naming the tensor, when the norm's input or a logit is a NaN or an infinity.
     """
 
-    def __init__(self, weights: DenseWeights, config: ModelConfig, layer: int, norm: Norm) -> None:
+    def __init__(self, spec: RoutingSpec, layer: int, norm: Norm, build: Build) -> None:
         self._name = f"blk.{layer}.ffn_gate_inp.weight"
-        self._gate = weights.matrix(self._name, config.experts, config.hidden_size)
-        correction = weights.optional_vector(f"blk.{layer}.exp_probs_b.bias", config.experts)
+        self._gate = build.weights.matrix(self._name, spec.experts, build.hidden)
+        vectors = {"bias": f"blk.{layer}.ffn_gate_inp.bias", "correction": f"blk.{layer}.exp_probs_b.bias"}
         self._routing = ops.Routing(
-            config.score, renormalize=config.renormalize, scale=config.expert_scale, correction=correction
-        )
+            spec.score, renormalize=spec.renormalize, sum_added=spec.sum_added, sum_least=spec.sum_least,
+            softmax_of_chosen=spec.softmax_of_chosen, scale=spec.scale, groups=spec.groups,
+            kept_groups=spec.kept_groups, group_score=spec.group_score,
+            **{field: build.weights.optional_vector(name, spec.experts) for field, name in vectors.items()},
+        )  # fmt: skip
         self._norm = norm
 
     def __call__(

@@ -3,90 +3,114 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.config import ModelConfig
 from colibri.experts.stats import NO_EXPERT
+from colibri.spec import ModelSpec
 
 LOGIT_ROWS = 16  # rows of logits that are there at once; prompts ask for few, `infer` goes through its rows in parts
 KEPT_VIEWS = 64
+PAGE = 4096
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What a layer asks for: `rows` rows of `width` values for each row of a step.
+
+    Buffers of one name share their memory, whatever their widths: what one holds is lost when another is written.
+    `fill` is what it holds from the start, where nobody writes to its name.
+    """
+
+    name: str
+    width: int
+    type: Literal["F32", "I32"] = "F32"
+    rows: int = 1
+    fill: float = 0
+
+    def nbytes(self, capacity: int) -> int:
+        """Bytes for a step of so many rows, whole pages."""
+        return -(-capacity * self.rows * self.width * 4 // PAGE) * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What a layer needs while it runs: buffers, and bytes a row that the native code takes beside them."""
+
+    buffers: tuple[Buffer, ...] = ()
+    native_bytes: float = 0
+
+
 class Rows:
-    """Views of every buffer for a step of n rows (tokens)."""
+    """Views of every buffer for a step of n rows (tokens).
 
-    count: int
-    ids: ops.Tensor  # (n,) I32
-    hidden: ops.Tensor  # (n, hidden) the residual stream
-    normed: ops.Tensor  # (n, hidden)
-    q: ops.Tensor  # (n, heads * head_dim)
-    k: ops.Tensor  # (n, kv_heads * head_dim)
-    v: ops.Tensor
-    attended: ops.Tensor  # (n, heads * head_dim)
-    router_logits: ops.Tensor  # (n, experts)
-    chosen: tuple[ops.Tensor, ...]  # of each layer (n, experts_per_token) I32
-    chosen_array: NDArray[np.int32]  # (layers, n, experts_per_token) the same memory, NO_EXPERT in dense layers
-    weights: ops.Tensor  # (n, experts_per_token)
-    guessed_weights: ops.Tensor  # (n, experts_per_token) of a guess at the next layer's experts
-    slots: ops.Tensor  # (n * experts_per_token, hidden)
-    first: ops.Tensor  # (n, 1) I32, zeros: the only "expert" of a dense layer
-    ones: ops.Tensor  # (n, 1)
-    dense_slots: ops.Tensor  # (n, hidden)
-    shares: ops.Tensor  # (n, 2) of the routed experts and a shared one, largest first
-    shares_logits: ops.Tensor  # (n, 2)
-    shares_order: ops.Tensor  # (n, 2) I32
-    shared_weight: ops.Tensor  # (n, 1)
+    ids (n,) I32. hidden (n, hidden): the residual stream. normed (n, hidden). chosen: of each layer the experts,
+    (n, experts_per_token) I32, and as one array (layers, n, experts_per_token) with NO_EXPERT in layers without any.
+    views: the buffers that layers asked for, by the number that Workspace.place gave them.
+    """
+
+    __slots__ = ("chosen", "chosen_array", "count", "hidden", "ids", "normed", "views")
+
+    def __init__(
+        self, ids: ops.Tensor, chosen: tuple[ops.Tensor, ...], chosen_array: NDArray[np.int32], views: list[ops.Tensor]
+    ) -> None:
+        self.count = ids.shape[0]
+        self.ids = ids
+        self.chosen, self.chosen_array = chosen, chosen_array
+        self.hidden, self.normed = views[:2]
+        self.views = views
+
+
+def _sizes(spec: ModelSpec, buffers: Iterable[Buffer], capacity: int) -> tuple[dict[Buffer, int], dict[str, int]]:
+    """All buffers, numbered, and the bytes of each name."""
+    common = Buffer("hidden", spec.hidden_size), Buffer("normed", spec.hidden_size)
+    places = {buffer: place for place, buffer in enumerate(dict.fromkeys((*common, *buffers)))}
+    sizes: dict[str, int] = {}
+    for buffer in places:
+        sizes[buffer.name] = max(sizes.get(buffer.name, 0), buffer.nbytes(capacity))
+    return places, sizes
+
+
+def workspace_bytes(spec: ModelSpec, buffers: Iterable[Buffer], capacity: int) -> int:
+    """What a workspace takes."""
+    _, sizes = _sizes(spec, buffers, capacity)
+    chosen = len(spec.layers) * capacity * spec.experts_per_token
+    return sum(sizes.values()) + 4 * (LOGIT_ROWS * spec.vocab_size + chosen)
 
 
 class Workspace:
-    """Buffers for steps of up to `capacity` rows."""
+    """Buffers for steps of up to `capacity` rows: those that `buffers` asks for, and what every model has."""
 
-    def __init__(self, config: ModelConfig, capacity: int) -> None:
+    def __init__(self, spec: ModelSpec, buffers: Iterable[Buffer], capacity: int) -> None:
         self.capacity = capacity
-        self._config = config
-        experts_per_token = config.experts_per_token
-        shapes: dict[str, tuple[str, int]] = {
-            "hidden": ("F32", config.hidden_size),
-            "normed": ("F32", config.hidden_size),
-            "q": ("F32", config.query_width),
-            "k": ("F32", config.kv_width),
-            "v": ("F32", config.kv_width),
-            "attended": ("F32", config.query_width),
-            "router_logits": ("F32", config.experts),
-            "weights": ("F32", experts_per_token),
-            "guessed_weights": ("F32", experts_per_token),
-            "slots": ("F32", experts_per_token * config.hidden_size),
-            "first": ("I32", 1),
-            "ones": ("F32", 1),
-            "shares": ("F32", 2),
-            "shares_logits": ("F32", 2),
-            "shares_order": ("I32", 2),
-            "shared_weight": ("F32", 1),
-        }
-        sizes = {name: -(-capacity * width * 4 // 4096) * 4096 for name, (_, width) in shapes.items()}
-        logit_bytes = LOGIT_ROWS * config.vocab_size * 4
-        self._memory = ops.Memory(sum(sizes.values()) + logit_bytes)
-        self.nbytes = self._memory.nbytes
-        self._buffers: dict[str, ops.Tensor] = {}
-        offset = 0
-        for name, (kind, width) in shapes.items():
-            self._buffers[name] = ops.tensor(kind, (capacity, width), self._memory, offset)
-            offset += sizes[name]
-        self.logits = ops.tensor("F32", (LOGIT_ROWS, config.vocab_size), self._memory, offset)
+        self._places, sizes = _sizes(spec, buffers, capacity)
+        self._memory = ops.Memory(sum(sizes.values()) + LOGIT_ROWS * spec.vocab_size * 4)
+        offsets = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+        self._buffers = [self._tensor(buffer, offsets[buffer.name]) for buffer in self._places]
+        self.logits = ops.tensor("F32", (LOGIT_ROWS, spec.vocab_size), self._memory, sum(sizes.values()))
         self.logits_array: NDArray[np.float32] = self.logits.numpy()
         self._ids = ops.tensor("I32", (capacity,))
         self.ids_array: NDArray[np.int32] = self._ids.numpy()
-        self._buffers["ones"].numpy()[:] = 1
-        self._chosen = ops.tensor("I32", (config.layers * capacity, experts_per_token))
-        self._chosen_array = self._chosen.numpy().reshape(config.layers, capacity, experts_per_token)
+        layers, experts_per_token = len(spec.layers), spec.experts_per_token
+        self._chosen = ops.tensor("I32", (layers * capacity, experts_per_token))
+        self._chosen_array = self._chosen.numpy().reshape(layers, capacity, experts_per_token)
         self._chosen_array[:] = NO_EXPERT
-        self.nbytes += self._chosen.nbytes
         self._views: OrderedDict[int, Rows] = OrderedDict()
+
+    def _tensor(self, buffer: Buffer, offset: int) -> ops.Tensor:
+        tensor = ops.tensor(buffer.type, (self.capacity * buffer.rows, buffer.width), self._memory, offset)
+        if buffer.fill:
+            tensor.numpy()[...] = buffer.fill
+        return tensor
+
+    def place(self, buffer: Buffer) -> int:
+        """Where Rows.views has this buffer, which the workspace was made with."""
+        return self._places[buffer]
 
     def rows(self, count: int) -> Rows:
         """Views of the first `count` rows of every buffer."""
@@ -98,18 +122,10 @@ class Workspace:
         return views
 
     def _make(self, count: int) -> Rows:
-        config = self._config
-        first = {name: buffer.rows(0, count) for name, buffer in self._buffers.items()}
-        slots = first.pop("slots").reshape(count * config.experts_per_token, config.hidden_size)
+        first_rows = range(0, len(self._chosen_array) * self.capacity, self.capacity)
         return Rows(
-            count=count,
-            ids=self._ids.rows(0, count),
-            chosen=tuple(
-                self._chosen.rows(first_row, first_row + count)
-                for first_row in range(0, config.layers * self.capacity, self.capacity)
-            ),
-            chosen_array=self._chosen_array[:, :count],
-            slots=slots,
-            dense_slots=slots.rows(0, count),
-            **first,
+            self._ids.rows(0, count),
+            tuple(self._chosen.rows(first, first + count) for first in first_rows),
+            self._chosen_array[:, :count],
+            [tensor.rows(0, count * buffer.rows) for tensor, buffer in zip(self._buffers, self._places, strict=True)],
         )

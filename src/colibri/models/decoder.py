@@ -1,7 +1,4 @@
-"""The skeleton of a decoder: embedding, blocks of attention and feed-forward, final norm, output.
-
-An architecture's file gives the configuration; every rule in which architectures differ is a field of it.
-"""
+"""The skeleton of a decoder: embedding, the layers that a spec lists, final norm, output."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.kv import KeyValueCache
-from colibri.config import ModelConfig, RopeConfig
 from colibri.experts.residency import Residency
-from colibri.layers.attention import Attention
+from colibri.layers import kinds
+from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.linear import DenseWeights
-from colibri.layers.moe import DenseFeedForward, MixtureOfExperts
-from colibri.layers.norm import Norm
+from colibri.layers.moe import MixtureOfExperts
 from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
+from colibri.spec import ModelSpec
 
 
 class Tap(Protocol):
@@ -29,57 +26,49 @@ class Tap(Protocol):
     def begin(self, rows: Rows) -> None:
         """A step begins."""
 
-    def attended(self, layer: int, rows: Rows) -> None:
-        """rows.normed went into q, k and v, rows.attended into the output."""
+    def mixed(self, layer: int, mixer: Mixer, rows: Rows) -> None:
+        """The mixer of a layer has run; mixer.inputs(rows) is what its weights were applied to."""
 
     def fed_forward(self, layer: int, rows: Rows) -> None:
         """rows.normed went to the experts rows.chosen_array[layer], which is NO_EXPERT in a dense layer."""
 
 
 class Block(NamedTuple):
-    """One layer: attention over the cache, then experts or a dense network, each with a norm before it."""
+    """One layer."""
 
-    attention: Attention
-    ffn: MixtureOfExperts | DenseFeedForward
+    mixer: Mixer
+    ffn: FeedForward
 
 
 class Decoder:
     """A model's layers with their weights, ready to run rows of one or several sequences."""
 
     def __init__(
-        self, config: ModelConfig, weights: DenseWeights, experts: Residency, workspace: Workspace, *,
+        self, spec: ModelSpec, weights: DenseWeights, experts: Residency, workspace: Workspace, *,
         context: int, exact: bool,
     ) -> None:  # fmt: skip
-        self.config = config
         self.workspace = workspace
         self.layer = 0  # being computed, or the last that was
+        self.layers = len(spec.layers)
         self.tap: Tap | None = None  # is told of every step
         self._exact = exact
         self._experts = experts
-        hidden, vocabulary = config.hidden_size, config.vocab_size
+        hidden, vocabulary = spec.hidden_size, spec.vocab_size
+        build = Build(weights, workspace, experts, _rope_tables(spec, weights, context), hidden, exact)
         self._embedding = weights.matrix("token_embd.weight", vocabulary, hidden)
         self._positions = (
-            weights.matrix("position_embd.weight", config.context_length, hidden) if config.learned_positions else None
+            weights.matrix("position_embd.weight", spec.context_length, hidden) if spec.learned_positions else None
         )
-        rope = None if config.rope is None else rope_tables(config.rope, context, _factors(weights, config.rope))
-        self._blocks = [self._block(weights, layer, rope) for layer in range(config.layers)]
+        self._blocks = [
+            Block(kinds.mixer(layer, number, build), kinds.feed_forward(layer, number, build))
+            for number, layer in enumerate(spec.layers)
+        ]
         for block, following in itertools.pairwise(self._blocks):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 block.ffn.following = following.ffn
-        self._norm = _norm(weights, config, "output_norm")
+        self._norm = build.norm("output_norm", spec.norm)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
-
-    def _block(self, weights: DenseWeights, layer: int, rope: RopeTables | None) -> Block:
-        config, exact = self.config, self._exact
-        attention_norm, ffn_norm = (_norm(weights, config, f"blk.{layer}.{part}_norm") for part in ("attn", "ffn"))
-        attention = Attention(weights, config, layer, attention_norm, rope, exact)
-        ffn: MixtureOfExperts | DenseFeedForward
-        if self._experts.store.has(layer):
-            ffn = MixtureOfExperts(weights, config, layer, ffn_norm, self._experts, exact)
-        else:
-            ffn = DenseFeedForward(weights, config, f"blk.{layer}.ffn_{{}}", config.intermediate, exact, ffn_norm)
-        return Block(attention, ffn)
 
     @property
     def weights_version(self) -> int:
@@ -102,9 +91,9 @@ class Decoder:
             tap.begin(rows)
         for layer, block in enumerate(self._blocks):
             self.layer = layer
-            block.attention(rows, batch, cache.layers[layer])
+            block.mixer(rows, batch, cache.layers[layer])
             if tap is not None:
-                tap.attended(layer, rows)
+                tap.mixed(layer, block.mixer, rows)
             block.ffn(rows)
             if tap is not None:
                 tap.fed_forward(layer, rows)
@@ -120,12 +109,10 @@ class Decoder:
         return self.workspace.logits_array[:count]
 
 
-def _norm(weights: DenseWeights, config: ModelConfig, name: str) -> Norm:
-    weight = weights.vector(f"{name}.weight", config.hidden_size)
-    bias = weights.vector(f"{name}.bias", config.hidden_size) if config.norm == "layer" else None
-    return Norm(f"{name}.weight", weight, config.norm_eps, bias)
-
-
-def _factors(weights: DenseWeights, rope: RopeConfig) -> NDArray[np.float64] | None:
-    factors = weights.optional_vector("rope_freqs.weight", rope.rotary // 2)
-    return None if factors is None else factors.numpy().astype(np.float64)
+def _rope_tables(spec: ModelSpec, weights: DenseWeights, context: int) -> RopeTables:
+    """One pair of tables for all layers that turn alike."""
+    tables = {}
+    for rope in spec.ropes:
+        factors = None if rope.factors is None else weights.vector(rope.factors, rope.rotary // 2).numpy()
+        tables[rope] = rope_tables(rope, context, None if factors is None else factors.astype(np.float64))
+    return tables

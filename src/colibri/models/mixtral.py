@@ -5,13 +5,40 @@ GGUF files of Mixtral say "llama", as its dense ancestor does; what makes it a m
 
 from __future__ import annotations
 
-from colibri.config import ModelConfig
-from colibri.models.metadata import decoder_config
+from colibri.models import common
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, one_width
 
-ARCHITECTURE = "llama"
+
+def spec(checkpoint: Checkpoint) -> ModelSpec:
+    """What a Mixtral model is made of."""
+    attention = common.attention(checkpoint)
+    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=True))
+    return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 
-def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a Mixtral checkpoint."""
-    return decoder_config(checkpoint, renormalize=True)
+FAMILY = Family(
+    architecture="llama",
+    spec=common.spec_function(spec),
+    adjacent_pairs=("attn_q", "attn_k"),
+    pre_tokenizers=frozenset(
+        {"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken", "smollm", "falcon3", "pixtral"}
+    ),
+    other_pre_tokenizers=True,
+    directories={
+        "mixtral": Directory(
+            keys=(
+                *COMMON_KEYS,
+                *one_width("intermediate_size"),
+                Key("attention.sliding_window", ("sliding_window",), default=None),
+            ),
+            layer=ATTENTION | {"block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"},
+            experts_modules=("block_sparse_moe.experts", "mlp.experts"),  # the latter in transformers 5
+            experts={"w1": "gate", "w3": "up", "w2": "down"},
+            theta=1e6,
+            always={"expert_weights_norm": True},
+            expects={"hidden_act": ("silu",)},
+        )
+    },
+)

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from colibri.config import ModelConfig
-from colibri.models.metadata import decoder_config
+from colibri.models import common
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.family import ATTENTION, COMMON_KEYS, NAMED_EXPERTS, Directory, Family, Key, one_width
 
-ARCHITECTURE = "olmoe"
+
+def spec(checkpoint: Checkpoint) -> ModelSpec:
+    """What an OLMoE model is made of. Some have queries, keys and values clipped (clip_qkv)."""
+    clip = checkpoint.metadata.number(checkpoint.key("attention.clamp_kqv"), 0.0)
+    attention = common.attention(checkpoint, qk_norm="full", clip=clip or None)
+    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=False))
+    return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 
-def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of an OLMoE checkpoint. Some have queries, keys and values clipped (clip_qkv)."""
-    clip = checkpoint.metadata.number("olmoe.attention.clamp_kqv", 0.0)
-    return decoder_config(checkpoint, renormalize=False, qk_norm="full", clip_qkv=clip or None)
+FAMILY = Family(
+    architecture="olmoe",
+    spec=common.spec_function(spec),
+    pre_tokenizers=frozenset({"olmo"}),
+    never_tied=True,
+    directories={
+        "olmoe": Directory(
+            keys=(
+                *COMMON_KEYS,
+                *one_width("intermediate_size"),
+                Key("attention.clamp_kqv", ("clip_qkv",), "number", None),
+                Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
+            ),
+            layer=ATTENTION | {"mlp.gate": "ffn_gate_inp"},
+            experts=NAMED_EXPERTS,
+            theta=1e4,
+            expects={"hidden_act": ("silu",)},
+        )
+    },
+)

@@ -5,13 +5,36 @@ Layers without experts (mlp_only_layers, decoder_sparse_step) are those whose te
 
 from __future__ import annotations
 
-from colibri.config import ModelConfig
-from colibri.models.metadata import decoder_config
+from colibri.models import common
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.family import ATTENTION, COMMON_KEYS, DENSE, NAMED_EXPERTS, Directory, Family, Key, sparse_step
 
-ARCHITECTURE = "qwen3moe"
+
+def spec(checkpoint: Checkpoint) -> ModelSpec:
+    """What a Qwen3-MoE model is made of. Released models renormalise, and GGUF files do not say so."""
+    attention = common.attention(checkpoint, qk_norm="head")
+    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=True))
+    return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 
-def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a Qwen3-MoE checkpoint. Released models renormalise, and GGUF files do not say so."""
-    return decoder_config(checkpoint, renormalize=True, qk_norm="head")
+FAMILY = Family(
+    architecture="qwen3moe",
+    spec=common.spec_function(spec),
+    pre_tokenizers=frozenset({"qwen2"}),
+    directories={
+        "qwen3_moe": Directory(
+            keys=(
+                *COMMON_KEYS,
+                Key("feed_forward_length", ("intermediate_size",)),
+                Key("expert_feed_forward_length", ("moe_intermediate_size",)),
+                Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
+            ),
+            layer=ATTENTION | DENSE | {"mlp.gate": "ffn_gate_inp"},
+            experts=NAMED_EXPERTS,
+            theta=1e4,
+            expects={"hidden_act": ("silu",), "use_sliding_window": (False,)},
+            dense_layers=sparse_step,
+        )
+    },
+)

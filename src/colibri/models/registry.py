@@ -1,25 +1,32 @@
-"""From an architecture's name to the module that configures it."""
+"""The families that are run, and what opens a checkpoint of any of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
-from colibri.config import ModelConfig
-from colibri.errors import UnsupportedError
 from colibri.models import deepspeed_moe, mixtral, olmoe, qwen3_moe
+from colibri.ops import BLOCK_TYPES
+from colibri.spec import ModelSpec
+from colibri.weights import checkpoint as checkpoints
 from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.family import Families
+from colibri.weights.huggingface import ReadWeights
+from colibri.weights.safetensors import read_directory
 
-ARCHITECTURES: dict[str, Callable[[Checkpoint], ModelConfig]] = {
-    module.ARCHITECTURE: module.model_config for module in (mixtral, qwen3_moe, olmoe, deepspeed_moe)
-}
+FAMILIES = Families(module.FAMILY for module in (mixtral, qwen3_moe, olmoe, deepspeed_moe))
 
 
-def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a checkpoint; UnsupportedError naming the supported architectures for any other."""
-    configure = ARCHITECTURES.get(checkpoint.architecture)
-    if configure is None:
-        raise UnsupportedError(
-            f"{checkpoint.path}: architecture {checkpoint.architecture!r} is not supported; "
-            f"supported are {', '.join(sorted(ARCHITECTURES))} (llama means Mixtral)"
-        )
-    return configure(checkpoint)
+def open_checkpoint(
+    path: str | Path, accepted: frozenset[str] = frozenset(BLOCK_TYPES), read_weights: ReadWeights = read_directory
+) -> Checkpoint:
+    """Open a .gguf file, any file of a split, or a directory with config.json and safetensors, of any known family.
+
+    accepted: block types that the caller reads, by default those that the engine runs. read_weights: finds the tensors
+    of a directory. Raises FileError, FormatError or UnsupportedError naming the file and the key or tensor at fault.
+    """
+    return checkpoints.open_checkpoint(path, FAMILIES, accepted, read_weights)
+
+
+def model_spec(checkpoint: Checkpoint) -> ModelSpec:
+    """What the model of a checkpoint is made of."""
+    return checkpoint.family.spec(checkpoint)

@@ -102,7 +102,7 @@ class Bench:
         return results
 
     def _ids(self, count: int) -> list[int]:
-        return [int(token) for token in self._random.integers(0, self._model.config.vocab_size, count)]
+        return [int(token) for token in self._random.integers(0, self._model.spec.vocab_size, count)]
 
     def _prefill(self, tokens: int) -> float:
         """Tokens a second of a prompt, until the first token after it is chosen."""
@@ -130,7 +130,7 @@ class Bench:
 
     def _as_dict(self, prefill: dict[int, Spread], decoded: Sequence[Decoded], watched: Decoded) -> dict[str, Any]:
         options, model, meter = self._options, self._model, self._meter
-        need = demand(model.checkpoint, model.config)
+        need = demand(model.checkpoint, model.spec)
         context = options.depth + options.new_tokens / 2  # tokens before one that is decoded, on the average
         active = need.weight_bytes + model.engine.cache.token_bytes * context
         rate = spread([run.rate for run in decoded])

@@ -59,7 +59,7 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
     """The file, its tokenizer, whether it fits, and the disk that it is on."""
     try:
         made = plan_model(options)
-        checkpoint, config, plan = made.checkpoint, made.config, made.plan
+        checkpoint, spec, plan = made.checkpoint, made.spec, made.plan
         tokenizer = load_tokenizer(checkpoint.tokenizer_source)
         notes = tokenizer.notes if tokenizer.vocab_size else ()
     except ColibriError as error:
@@ -67,15 +67,15 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
         there = os.path.exists(options.path or os.environ.get("COLIBRI_MODEL", "."))
         yield Finding("fault", "model", str(error), advice if there else _NO_FILE)
         return
-    summary = summarize(checkpoint, config)
-    size = f"{summary.file_bytes / 1e9:.2f} GB, {config.experts} experts a layer, {config.experts_per_token} used"
+    summary = summarize(checkpoint, spec)
+    size = f"{summary.file_bytes / 1e9:.2f} GB, {spec.experts} experts a layer, {spec.experts_per_token} used"
     yield Finding("ok", "model", f"{checkpoint.name}, {checkpoint.architecture}, {size}")
     for note in notes:
         yield Finding("slow", "tokenizer", note, "convert the checkpoint again with --pre-tokenizer NAME")
     yield _checksums(checkpoint.format, CHECKSUMS in checkpoint.metadata)
     yield _fit(plan)
-    yield _disk(measure_reading(made.store, config.experts_per_token, cached=False), plan)
-    yield Finding("ok", "a token", f"reads {demand(checkpoint, config).weight_bytes / 1e6:.0f} MB of weights")
+    yield _disk(measure_reading(made.store, spec.experts_per_token, cached=False), plan)
+    yield Finding("ok", "a token", f"reads {demand(checkpoint, spec).weight_bytes / 1e6:.0f} MB of weights")
 
 
 def _instruction_set(root: Path) -> Finding:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from colibri import ops
-from colibri.config import ModelConfig
 from colibri.machine import detect_memory, resident_bytes
 from colibri.observe.percentiles import Latency, Spread, latency, spread
 from colibri.observe.summary import is_routed
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.tensor_info import TensorInfo
 
@@ -95,9 +95,9 @@ class Demand:
         return tokens * self.products + self.output_products
 
 
-def demand(checkpoint: Checkpoint, config: ModelConfig) -> Demand:
+def demand(checkpoint: Checkpoint, spec: ModelSpec) -> Demand:
     """Counted from the tensor table: the dense part, and the chosen share of the experts."""
-    share = config.experts_per_token / config.experts
+    share = spec.experts_per_token / spec.experts
     weight_bytes = products = output_products = 0.0
     for info in checkpoint.tensors.values():
         part = _share(info, share, tied=OUTPUT not in checkpoint.tensors)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from colibri.config import ModelConfig
+from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
 
 _ROUTED = ("ffn_gate", "ffn_up", "ffn_down")
@@ -37,7 +37,7 @@ class Summary:
         return asdict(self)
 
 
-def summarize(checkpoint: Checkpoint, config: ModelConfig) -> Summary:
+def summarize(checkpoint: Checkpoint, spec: ModelSpec) -> Summary:
     """Count the tensors of a checkpoint; reads no tensor."""
     routed = dense = routed_bytes = 0
     by_type: Counter[str] = Counter()
@@ -49,13 +49,13 @@ def summarize(checkpoint: Checkpoint, config: ModelConfig) -> Summary:
             routed_bytes += info.nbytes
         else:
             dense += values
-    sizes = _expert_sizes(checkpoint, config)
+    sizes = _expert_sizes(checkpoint, spec)
     return Summary(
         format=checkpoint.format,
         files=len(checkpoint.files),
         file_bytes=sum(file.stat().st_size for file in checkpoint.files),
         parameters=dense + routed,
-        active_parameters=dense + routed * config.experts_per_token // config.experts,
+        active_parameters=dense + routed * spec.experts_per_token // spec.experts,
         dense_bytes=sum(by_type.values()) - routed_bytes,
         routed_bytes=routed_bytes,
         expert_bytes=(min(sizes), max(sizes)),
@@ -72,9 +72,9 @@ def is_routed(name: str) -> bool:
     return parts[2].endswith("_exps") or (parts[2] in _ROUTED and parts[3].isdecimal())
 
 
-def _expert_sizes(checkpoint: Checkpoint, config: ModelConfig) -> list[int]:
+def _expert_sizes(checkpoint: Checkpoint, spec: ModelSpec) -> list[int]:
     sizes = []
-    for layer in range(config.layers):
+    for layer in range(len(spec.layers)):
         if checkpoint.is_moe(layer):
             sizes += [expert.nbytes for expert in checkpoint.experts(layer)]
     return sizes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from colibri.config import Token
 from colibri.engine.model import Model
+from colibri.layers.build import Mixer
 from colibri.layers.workspace import Rows
 
 
@@ -34,8 +35,8 @@ class LayerTraces(list[LayerTrace]):
         """Called by the decoder when a step begins."""
         self._start = time.perf_counter()
 
-    def attended(self, layer: int, rows: Rows) -> None:
-        """Called by the decoder after a layer's attention."""
+    def mixed(self, layer: int, mixer: Mixer, rows: Rows) -> None:
+        """Called by the decoder after a layer's mixer."""
         self._middle = time.perf_counter()
 
     def fed_forward(self, layer: int, rows: Rows) -> None:

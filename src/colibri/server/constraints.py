@@ -93,7 +93,7 @@ class Grammars:
             if len(self._matchers) > KEPT_GRAMMARS:
                 self._matchers.popitem(last=False)
         self._matchers.move_to_end(grammar)
-        return GrammarConstraint(matcher.deep_copy(), self._model.config.vocab_size, self._model.end_ids)
+        return GrammarConstraint(matcher.deep_copy(), self._model.spec.vocab_size, self._model.end_ids)
 
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher

@@ -12,6 +12,7 @@ from typing import Any
 from colibri.engine.model import model_path
 from colibri.errors import ColibriError
 from colibri.machine import resident_bytes
+from colibri.models.registry import open_checkpoint
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
@@ -20,7 +21,6 @@ from colibri.server.protocol import Output, Ready, Stats, Submit
 from colibri.server.settings import ServerSettings
 from colibri.server.supervisor import Supervisor, Ticket
 from colibri.text import Tokenizer, load_tokenizer
-from colibri.weights.checkpoint import open_checkpoint
 
 CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, requests and answers
 REPORTS_BYTES = 64 << 20  # beyond that, for what all requests want to know of their prompts' tokens

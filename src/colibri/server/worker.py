@@ -215,7 +215,7 @@ class Worker:
     def ready(self) -> protocol.Ready:
         """What the web server should know of the model."""
         model = self._model
-        facts = {**model.describe(), "vocab_size": model.config.vocab_size}
+        facts = {**model.describe(), "vocab_size": model.spec.vocab_size}
         return protocol.Ready(
             model=facts, context=model.context, sequences=self._sequences, threads=ops.threads(),
             isa=ops.isa(), plan=plan_summary(model), notes=model.notes, load_s=model.load_s,

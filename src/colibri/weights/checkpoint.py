@@ -13,6 +13,8 @@ import numpy as np
 
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
+from colibri.spec import MAX_LAYERS
+from colibri.weights.family import Families, Family
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
 from colibri.weights.huggingface import ReadWeights, read_huggingface
@@ -20,9 +22,6 @@ from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import read_directory
 from colibri.weights.tensor_info import Expert, TensorInfo
 
-MAX_LAYERS: Final = 1024
-INTERLEAVED: Final = {"llama": ("attn_q", "attn_k")}
-"""GGUF architectures whose q and k rows are stored for rope on adjacent pairs."""
 _ANY: Final = -1
 # What a file of one general.type is, when it is given in the place of a model.
 _PARTS: Final = {
@@ -40,18 +39,23 @@ _PARTS: Final = {
 class Checkpoint:
     """A model's metadata and where its tensors are; nothing of the tensors is in memory.
 
-    metadata and tensors use GGUF's names whatever the files are. tokenizer_source is the tokenizer.json of a
-    directory, or the metadata of a GGUF file.
+    family: what its module says of it. metadata and tensors use GGUF's names whatever the files are. tokenizer_source
+    is the tokenizer.json of a directory, or the metadata of a GGUF file.
     """
 
     path: Path
     format: Literal["gguf", "huggingface", "deepspeed"]
     name: str
-    architecture: str
+    family: Family
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
     tokenizer_source: Path | Metadata
     accepted: frozenset[str] = frozenset(BLOCK_TYPES)  # block types; a converter reads more than the engine runs
+
+    @property
+    def architecture(self) -> str:
+        """GGUF's name of the family."""
+        return self.family.architecture
 
     @property
     def layers(self) -> int:
@@ -145,12 +149,12 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    path: str | Path, accepted: frozenset[str] = frozenset(BLOCK_TYPES), read_weights: ReadWeights = read_directory
+    path: str | Path, families: Families, accepted: frozenset[str], read_weights: ReadWeights = read_directory
 ) -> Checkpoint:
     """Open a .gguf file, any file of a split, or a directory with config.json and safetensors.
 
-    accepted: block types that the caller reads, by default those that the engine runs. read_weights: finds the tensors
-    of a directory.
+    families: those that are known. accepted: block types that the caller reads. read_weights: finds the tensors of a
+    directory.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the key or tensor at fault.
     """
@@ -162,18 +166,19 @@ def open_checkpoint(
         raise FileError(f"{path}: cannot be read: {error}") from error
     if not exists:
         raise FileError(f"{path}: no such file; give a .gguf file or a directory with config.json and safetensors")
-    checkpoint = _open_directory(path, read_weights) if is_directory else _open_gguf(path)
+    checkpoint = _open_directory(path, families, read_weights) if is_directory else _open_gguf(path, families)
     checkpoint = replace(checkpoint, accepted=accepted)
     check(checkpoint)
     return checkpoint
 
 
-def _open_directory(path: Path, read_weights: ReadWeights) -> Checkpoint:
+def _open_directory(path: Path, families: Families, read_weights: ReadWeights) -> Checkpoint:
     if not (path / "config.json").exists():
         raise FileError(f"{path}: holds no config.json, so it is not a model's directory{_hint(path)}")
-    metadata, tensors = read_huggingface(path, read_weights)
-    name, architecture = metadata.text("general.name"), metadata.text("general.architecture")
-    return Checkpoint(path, "huggingface", name, architecture, metadata, tensors, path / "tokenizer.json")
+    family, metadata, tensors = read_huggingface(path, families, read_weights)
+    return Checkpoint(
+        path, "huggingface", metadata.text("general.name"), family, metadata, tensors, path / "tokenizer.json"
+    )
 
 
 def _hint(directory: Path) -> str:
@@ -192,7 +197,7 @@ def _hint(directory: Path) -> str:
     return f"; give {below[0]}" if below else ""
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, families: Families) -> Checkpoint:
     file = read_gguf(path)
     metadata = file.metadata
     architecture = metadata.text("general.architecture")
@@ -203,9 +208,28 @@ def _open_gguf(path: Path) -> Checkpoint:
             if kind not in _PARTS
             else f"{path}: is {_PARTS[kind]}"
         )
+    family = families.by_architecture.get(architecture)
+    if family is None:
+        raise _unknown(path, architecture, metadata, families)
     name = metadata.text("general.name", path.stem)
-    tensors = _with_row_order(architecture, metadata, _with_split_gate_up(file.tensors))
-    return Checkpoint(path, "gguf", name, architecture, metadata, tensors, metadata)
+    tensors = _with_row_order(family, metadata, _with_split_gate_up(file.tensors))
+    return Checkpoint(path, "gguf", name, family, metadata, tensors, metadata)
+
+
+def _unknown(path: Path, architecture: str, metadata: Metadata, families: Families) -> UnsupportedError:
+    if f"{architecture}.expert_count" not in metadata:
+        return _dense(path, architecture)
+    return UnsupportedError(
+        f"{path}: architecture {architecture!r} is not supported; "
+        f"supported are {', '.join(sorted(families.by_architecture))} (llama means Mixtral)"
+    )
+
+
+def _dense(path: Path, architecture: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path}: {architecture}.expert_count is missing, so this is a dense model; this engine is for "
+        "Mixture-of-Experts models"
+    )
 
 
 def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -223,10 +247,10 @@ def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorIn
     return result
 
 
-def _with_row_order(architecture: str, metadata: Metadata, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+def _with_row_order(family: Family, metadata: Metadata, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Mark the tensors whose rows are stored for rope on adjacent pairs."""
-    parts = INTERLEAVED.get(architecture)
-    if parts is None:
+    architecture, parts = family.architecture, family.adjacent_pairs
+    if not parts:
         return tensors
     heads = metadata.integer(f"{architecture}.attention.head_count", low=1)
     hidden = metadata.integer(f"{architecture}.embedding_length", low=1)
@@ -252,10 +276,7 @@ def check(checkpoint: Checkpoint) -> None:
     """What holds for every model here: it is a Mixture of Experts, and its layers are there in the right shapes."""
     metadata, key = checkpoint.metadata, checkpoint.key
     if key("expert_count") not in metadata:
-        raise UnsupportedError(
-            f"{checkpoint.path}: {key('expert_count')} is missing, so this is a dense model; this engine is for "
-            "Mixture-of-Experts models"
-        )
+        raise _dense(checkpoint.path, checkpoint.architecture)
     experts = metadata.integer(key("expert_count"), low=1, high=1 << 16)
     metadata.integer(key("expert_used_count"), low=1, high=experts)
     hidden = metadata.integer(key("embedding_length"), low=1)

@@ -1,6 +1,6 @@
 """Hugging Face directories in GGUF's words: config.json becomes metadata keys, tensors get their GGUF names.
 
-What differs between architectures is in the table FAMILIES; a new architecture is a new entry.
+What differs between families is in their Directory, which a module of models/ makes.
 """
 
 from __future__ import annotations
@@ -8,160 +8,52 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FormatError, UnsupportedError
+from colibri.weights.family import REQUIRED, Directory, Families, Family
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
 from colibri.weights.repository_name import repository_name
 from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
-_REQUIRED: Final = object()
-
-
-@dataclass(frozen=True)
-class Key:
-    """A field of config.json and the metadata key it becomes. `names` are the names it has had."""
-
-    key: str
-    names: tuple[str, ...]
-    kind: str = "integer"  # the getter of Metadata
-    default: Any = _REQUIRED  # None: no key when the field is absent
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one model_type is translated.
-
-    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection. Where a module has had
-    several names, all of them are known.
-    expects: fields that must have one of these values where they are given, because nothing else is implemented.
-    dense_layers: config -> the layers without experts.
-    """
-
-    architecture: str
-    experts_modules: tuple[str, ...]
-    keys: tuple[Key, ...]
-    experts: Mapping[str, str]
-    layer: Mapping[str, str]
-    theta: float
-    always: Mapping[str, Any] = field(default_factory=dict)
-    expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    dense_layers: Callable[[Metadata, int], set[int]] = lambda config, layers: set()
-
-
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-_ATTENTION = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-}
-_DENSE = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-_NAMED_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-_NUMBERED_EXPERTS = {"w1": "gate", "w3": "up", "w2": "down"}
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")  # computed, stored by old versions
-
-_COMMON_KEYS = (
-    Key("block_count", ("num_hidden_layers",)),
-    Key("context_length", ("max_position_embeddings",)),
-    Key("embedding_length", ("hidden_size",)),
-    Key("vocab_size", ("vocab_size",)),
-    Key("attention.head_count", ("num_attention_heads",)),
-    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "number"),
-    Key("expert_count", ("num_local_experts", "num_experts", "n_routed_experts")),
-    Key("expert_used_count", ("num_experts_per_tok",)),
-)
-_WINDOW = Key("attention.sliding_window", ("sliding_window",), default=None)
-
-
-def _one_width(*names: str) -> tuple[Key, ...]:
-    return Key("feed_forward_length", names), Key("expert_feed_forward_length", names)
-
-
-def _sparse_step(config: Metadata, layers: int) -> set[int]:
-    step = config.integer("decoder_sparse_step", 1, low=1)
-    only_dense = config.get("mlp_only_layers", [])
-    if not isinstance(only_dense, list) or not all(type(layer) is int for layer in only_dense):
-        raise FormatError(f"{config.source}: mlp_only_layers is {only_dense!r:.80}, a list of layers is expected")
-    return {layer for layer in range(layers) if layer in only_dense or (layer + 1) % step}
-
-
-FAMILIES: Final[Mapping[str, Family]] = {
-    "mixtral": Family(
-        architecture="llama",
-        experts_modules=("block_sparse_moe.experts", "mlp.experts"),  # the latter in transformers 5
-        keys=(*_COMMON_KEYS, *_one_width("intermediate_size"), _WINDOW),
-        experts=_NUMBERED_EXPERTS,
-        layer=_ATTENTION | {"block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp"},
-        theta=1e6,
-        always={"expert_weights_norm": True},
-        expects={"hidden_act": ("silu",)},
-    ),
-    "qwen3_moe": Family(
-        architecture="qwen3moe",
-        experts_modules=("mlp.experts",),
-        keys=(
-            *_COMMON_KEYS,
-            Key("feed_forward_length", ("intermediate_size",)),
-            Key("expert_feed_forward_length", ("moe_intermediate_size",)),
-            Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
-        ),
-        experts=_NAMED_EXPERTS,
-        layer=_ATTENTION | _DENSE | {"mlp.gate": "ffn_gate_inp"},
-        theta=1e4,
-        expects={"hidden_act": ("silu",), "use_sliding_window": (False,)},
-        dense_layers=_sparse_step,
-    ),
-    "olmoe": Family(
-        architecture="olmoe",
-        experts_modules=("mlp.experts",),
-        keys=(
-            *_COMMON_KEYS,
-            *_one_width("intermediate_size"),
-            Key("attention.clamp_kqv", ("clip_qkv",), "number", None),
-            Key("expert_weights_norm", ("norm_topk_prob",), "flag", False),
-        ),
-        experts=_NAMED_EXPERTS,
-        layer=_ATTENTION | {"mlp.gate": "ffn_gate_inp"},
-        theta=1e4,
-        expects={"hidden_act": ("silu",)},
-    ),
-}
-
 
 ReadWeights = Callable[[Path], dict[str, TensorInfo]]
 
 
-def read_huggingface(directory: Path, read_weights: ReadWeights) -> tuple[Metadata, dict[str, TensorInfo]]:
-    """Metadata and tensors of a directory with config.json, in GGUF's vocabulary; read_weights finds the tensors.
+def read_huggingface(
+    path: Path, families: Families, read_weights: ReadWeights
+) -> tuple[Family, Metadata, dict[str, TensorInfo]]:
+    """Family, metadata and tensors of a directory with config.json, in GGUF's vocabulary.
+
+    read_weights finds the tensors.
 
     Raises FileError, FormatError or UnsupportedError naming the file and the field or tensor.
     """
-    path = directory / "config.json"
-    values = {name: value for name, value in read_object(path).items() if value is not None}
-    config = Metadata(path, values)
-    family = _family(config)
-    metadata = _metadata(config, family, repository_name(directory) or directory.resolve().name)
-    tensors = _tensors(config, family, read_weights(directory))
-    _check_layers(config, family, metadata, tensors)
-    return metadata, tensors
+    file = path / "config.json"
+    config = Metadata(file, {name: value for name, value in read_object(file).items() if value is not None})
+    family = _family(config, families)
+    directory = family.directories[config.text("model_type")]
+    _check_supported(config, directory)
+    metadata = _metadata(config, family, directory, repository_name(path) or path.resolve().name)
+    tensors = _tensors(config, directory, read_weights(path))
+    layers = metadata.integer(f"{family.architecture}.block_count", low=1, high=1 << 16)
+    _check_layers(config, directory, layers, tensors)
+    return family, metadata, tensors
 
 
-def _family(config: Metadata) -> Family:
+def _family(config: Metadata, families: Families) -> Family:
     model_type = config.text("model_type")
-    family = FAMILIES.get(model_type)
+    family = families.by_model_type.get(model_type)
     if family is None:
         experts = any(name in config for name in ("num_local_experts", "num_experts", "n_routed_experts"))
         why = (
@@ -169,7 +61,12 @@ def _family(config: Metadata) -> Family:
             if experts
             else "not a Mixture-of-Experts model, which this engine is for"
         )
-        raise UnsupportedError(f"{config.source}: model_type {model_type!r} is {why}; known: {', '.join(FAMILIES)}")
+        known = ", ".join(families.by_model_type)
+        raise UnsupportedError(f"{config.source}: model_type {model_type!r} is {why}; known: {known}")
+    return family
+
+
+def _check_supported(config: Metadata, directory: Directory) -> None:
     if "quantization_config" in config:
         method = config["quantization_config"]
         method = method.get("quant_method") if isinstance(method, dict) else method
@@ -177,22 +74,21 @@ def _family(config: Metadata) -> Family:
             f"{config.source}: quantization_config {method!r:.80}: quantised safetensors are not read; "
             "use the unquantised checkpoint or a GGUF file"
         )
-    for name, allowed in family.expects.items():
+    for name, allowed in directory.expects.items():
         if name in config and config[name] not in allowed:
-            wanted = " or ".join(map(repr, allowed))
+            wanted, model_type = " or ".join(map(repr, allowed)), config["model_type"]
             raise UnsupportedError(f"{config.source}: {name} is {config[name]!r:.80}; for {model_type} {wanted} is run")
-    return family
 
 
 # --- config.json -> metadata ---
 
 
-def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
+def _metadata(config: Metadata, family: Family, directory: Directory, name: str) -> Metadata:
     values: dict[str, Any] = {}
     written = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
-    for key in family.keys:
+    for key in directory.keys:
         found = written[key.key] = next((name for name in key.names if name in config), key.names[0])
-        if found in config or key.default is _REQUIRED:
+        if found in config or key.default is REQUIRED:
             values[key.key] = getattr(config, key.kind)(found)
         elif key.default is not None:
             values[key.key] = key.default
@@ -202,7 +98,7 @@ def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
     head_dim = config.integer("head_dim", hidden // heads, low=1, high=1 << 16)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
-    values |= _rope(config, family, head_dim, values["context_length"]) | dict(family.always)
+    values |= _rope(config, directory.theta, head_dim, values["context_length"]) | dict(directory.always)
     general = {"general.architecture": family.architecture, "general.name": name, "general.type": "model"}
     prefix = family.architecture
     return Metadata(
@@ -212,7 +108,7 @@ def _metadata(config: Metadata, family: Family, name: str) -> Metadata:
     )
 
 
-def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict[str, Any]:
+def _rope(config: Metadata, usual_theta: float, head_dim: int, context: int) -> dict[str, Any]:
     """Rope keys from rope_parameters (transformers 5) or rope_theta and rope_scaling (before).
 
     The types "llama3" and "dynamic" and the keys low_freq_factor and high_freq_factor are not in GGUF's vocabulary
@@ -223,7 +119,7 @@ def _rope(config: Metadata, family: Family, head_dim: int, context: int) -> dict
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise FormatError(f"{config.source}: {field} is {given!r:.80}, an object is expected")
     rope = Metadata(config.source, {name: value for name, value in given.items() if value is not None})
-    theta = rope.number("rope_theta", config.number("rope_theta", family.theta))
+    theta = rope.number("rope_theta", config.number("rope_theta", usual_theta))
     part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     keys = {"rope.freq_base": theta, "rope.dimension_count": int(head_dim * part)}
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
@@ -280,13 +176,13 @@ _SCALINGS: Final[Mapping[str, Callable[[Metadata, int], dict[str, Any]]]] = {
 _LAYER_NAME = re.compile(r"model\.layers\.(\d{1,5})\.(.+)")
 
 
-def _tensors(config: Metadata, family: Family, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def _tensors(config: Metadata, directory: Directory, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     tied = config.flag("tie_word_embeddings", False)
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in found.items():
         if _IGNORED.fullmatch(name) or (tied and name == "lm_head.weight"):
             continue
-        for info in _translate(family, name, supported(tensor)):
+        for info in _translate(config, directory, name, supported(tensor)):
             if info.name in tensors:
                 raise FormatError(f"{tensor.file}: {name} and another tensor both stand for {info.name}")
             tensors[info.name] = info
@@ -295,32 +191,31 @@ def _tensors(config: Metadata, family: Family, found: Mapping[str, TensorInfo]) 
     return tensors
 
 
-def _translate(family: Family, name: str, tensor: TensorInfo) -> list[TensorInfo]:
+def _translate(config: Metadata, directory: Directory, name: str, tensor: TensorInfo) -> list[TensorInfo]:
     if name in _TOP:
         return [_info(_TOP[name], tensor)]
     match = _LAYER_NAME.fullmatch(name)
     if match:
         block, rest = f"blk.{int(match[1])}.", match[2]
         module, _, kind = rest.rpartition(".")
-        if module in family.layer and kind in ("weight", "bias"):
-            return [_info(f"{block}{family.layer[module]}.{kind}", tensor)]
-        for experts in family.experts_modules:
+        if module in directory.layer and kind in ("weight", "bias"):
+            return [_info(f"{block}{directory.layer[module]}.{kind}", tensor)]
+        for experts in directory.experts_modules:
             if rest.startswith(experts + "."):
-                infos = _expert_tensors(family, block, rest.removeprefix(experts + "."), tensor)
+                infos = _expert_tensors(directory, block, rest.removeprefix(experts + "."), tensor)
                 if infos:
                     return infos
-    model_type = next(name for name, known in FAMILIES.items() if known is family)
     raise UnsupportedError(
-        f"{tensor.file}: the tensor {name:.200} is not known for {model_type} models; save the model with "
+        f"{tensor.file}: the tensor {name:.200} is not known for {config['model_type']} models; save the model with "
         "transformers' save_pretrained, without adapters or layers of its own"
     )
 
 
-def _expert_tensors(family: Family, block: str, rest: str, tensor: TensorInfo) -> list[TensorInfo]:
+def _expert_tensors(directory: Directory, block: str, rest: str, tensor: TensorInfo) -> list[TensorInfo]:
     """One expert's matrix (`3.w1.weight`) or all experts' (`gate_up_proj`: for each expert gate rows, then up rows)."""
     parts = rest.split(".")
-    if len(parts) == 3 and parts[0].isdecimal() and parts[1] in family.experts and parts[2] in ("weight", "bias"):
-        return [_info(f"{block}ffn_{family.experts[parts[1]]}.{int(parts[0])}.{parts[2]}", tensor)]
+    if len(parts) == 3 and parts[0].isdecimal() and parts[1] in directory.experts and parts[2] in ("weight", "bias"):
+        return [_info(f"{block}ffn_{directory.experts[parts[1]]}.{int(parts[0])}.{parts[2]}", tensor)]
     if rest == "down_proj" and len(tensor.shape) == 3:
         return [_info(f"{block}ffn_down_exps.weight", tensor)]
     if rest == "gate_up_proj" and len(tensor.shape) == 3:
@@ -335,10 +230,9 @@ def _info(name: str, tensor: TensorInfo) -> TensorInfo:
     return replace(tensor, name=name)
 
 
-def _check_layers(config: Metadata, family: Family, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
+def _check_layers(config: Metadata, directory: Directory, layers: int, tensors: Mapping[str, TensorInfo]) -> None:
     """Layers have experts where the config says so, and biases when it says so."""
-    layers = metadata.integer(f"{family.architecture}.block_count", low=1, high=1 << 16)
-    dense = family.dense_layers(config, layers)
+    dense = directory.dense_layers(config, layers)
     for layer in range(layers):
         routed = f"blk.{layer}.ffn_gate_inp.weight" in tensors
         if routed == (layer in dense):

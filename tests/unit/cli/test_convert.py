@@ -18,10 +18,10 @@ from colibri.cli import main
 from colibri.conversion.convert import Options, convert as write
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.errors import ColibriError
+from colibri.models.registry import open_checkpoint
 from colibri.observe.perplexity import Perplexity
 from colibri.text import load_tokenizer
 from colibri.text.embedded_json import JSON
-from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import TensorSpec, Value
 from colibri.weights.metadata import Metadata

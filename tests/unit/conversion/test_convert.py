@@ -33,7 +33,7 @@ from colibri.conversion.journal import Journal
 from colibri.conversion.mixes import MIXES, Context, mix, more_bits, tensor_type
 from colibri.conversion.plan import plan_outputs
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
 
 

@@ -17,7 +17,7 @@ from colibri.conversion.convert import Options, convert
 from colibri.conversion.deepspeed import DENSE, deepspeed_folder, open_deepspeed
 from colibri.conversion.source import open_source
 from colibri.errors import ArgumentError, ColibriError, FileError, FormatError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 HIDDEN, WIDTH, ROWS, HEADS = 8, 12, 16, 2

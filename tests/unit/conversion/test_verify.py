@@ -13,7 +13,7 @@ from colibri.conversion.convert import Options, convert
 from colibri.conversion.mixes import MIXES
 from colibri.conversion.verify import verify
 from colibri.errors import ColibriError, FileError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.finite import bad_blocks
 
 

@@ -29,7 +29,7 @@ PARAMS = SamplingParams(max_tokens=STEPS + 50, temperature=0.8, seed=1, ignore_e
 def model() -> Iterator[Model]:
     """A model all of whose experts are in memory."""
     with colibri.load(MODEL) as loaded:
-        loaded.infer([token % loaded.config.vocab_size for token in range(200)])
+        loaded.infer([token % loaded.spec.vocab_size for token in range(200)])
         yield loaded
 
 
@@ -138,9 +138,9 @@ def test_traced_memory_does_not_grow(model: Model, generation: Generation) -> No
     finally:
         tracemalloc.stop()
     # ids and routing counts of the tokens are kept, nothing else
-    trace = STEPS * 2 * model.config.layers * model.config.experts_per_token
+    trace = STEPS * 2 * len(model.spec.layers) * model.spec.experts_per_token
     assert after - before < trace + 64 * STEPS + 20_000
-    assert peak - before < trace + 64 * STEPS + 20_000 + 64 * model.config.vocab_size
+    assert peak - before < trace + 64 * STEPS + 20_000 + 64 * model.spec.vocab_size
 
 
 def test_nothing_is_read_or_opened(model: Model, generation: Generation) -> None:

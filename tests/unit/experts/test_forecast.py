@@ -6,10 +6,10 @@ import pytest
 from expert_files import CHOSEN, EXPERTS
 
 from colibri.cache.kv import KeyValueCache
-from colibri.config import ModelConfig, RopeConfig
 from colibri.experts.plan import MIB, Needs, make_plan, slots_bytes
 from colibri.experts.store import ExpertStore
 from colibri.observe.forecast import forecast, measure_reading
+from colibri.spec import KeyValues
 
 NEEDS = Needs(process=60 * MIB, dense=5 * MIB, cache=1 * MIB, workspace=2 * MIB, staging=2 * MIB)
 
@@ -45,12 +45,7 @@ def test_reading_is_measured(store: ExpertStore, misses: int, cached: bool) -> N
 
 @pytest.mark.parametrize("blocks", [1, 7, 40])
 def test_the_cache_tells_before_it_grows(blocks: int) -> None:
-    config = ModelConfig(
-        architecture="olmoe", name="m", layers=3, hidden_size=64, heads=4, kv_heads=4, head_dim=64, vocab_size=32,
-        context_length=1 << 20, experts=4, experts_per_token=2, expert_intermediate=32, norm_eps=1e-5,
-        rope=RopeConfig(theta=1e4, rotary=64), renormalize=True,
-    )  # fmt: skip
-    cache = KeyValueCache(config, blocks)
+    cache = KeyValueCache([KeyValues(heads=4, key_dim=64, value_dim=64)] * 3, blocks)
     heard: list[int] = []
     cache.on_growth = heard.append
     assert cache.touched_bytes == 0

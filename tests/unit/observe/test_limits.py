@@ -8,10 +8,10 @@ import pytest
 from kernel_weights import SETS
 
 from colibri import ops
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.observe import limits
 from colibri.observe.limits import Meter, cpu_name, demand
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.spec import MoeSpec
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -19,16 +19,18 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 @pytest.mark.parametrize("name", ["mixtral-gqa-f32", "mixtral-tied-bf16", "qwen3_moe-dense-bf16"])
 def test_demand_by_hand(name: str) -> None:
     checkpoint = open_checkpoint(GOLDEN / name)
-    config = model_config(checkpoint)
+    spec = model_spec(checkpoint)
     size = 4 if name.endswith("f32") else 2
-    hidden, k = config.hidden_size, config.experts_per_token
-    attention = 2 * hidden * (config.query_width + config.kv_width)
-    moe = hidden * config.experts + 3 * k * hidden * config.expert_intermediate
-    dense = 3 * hidden * config.intermediate
-    layers = sum(moe if checkpoint.is_moe(layer) else dense for layer in range(config.layers))
-    products = config.layers * attention + layers
-    output = config.vocab_size * hidden
-    found = demand(checkpoint, config)
+    hidden, k = spec.hidden_size, spec.experts_per_token
+    products = 0
+    for layer in spec.layers:
+        products += 2 * hidden * (layer.mixer.query_width + layer.mixer.kv_width)
+        if isinstance(layer.ffn, MoeSpec):
+            products += hidden * spec.experts + 3 * k * hidden * layer.ffn.expert.width
+        else:
+            products += 3 * hidden * layer.ffn.width
+    output = spec.vocab_size * hidden
+    found = demand(checkpoint, spec)
     assert found.products == products
     assert found.output_products == output
     assert found.prompt_products(10) == 10 * products + output

@@ -22,7 +22,7 @@ from checkpoint_files import (
 )
 
 from colibri.errors import FileError, FormatError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf_writer import TensorSpec, Value
 from colibri.weights.metadata import Metadata
 

@@ -22,7 +22,7 @@ from checkpoint_files import (
 )
 
 from colibri.errors import FormatError, UnsupportedError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.tensor_info import TensorInfo
 
 FAMILIES = sorted(CONFIGS)

@@ -14,8 +14,8 @@ from checkpoint_files import HEAD_DIM, HIDDEN, load_matrix, model_metadata, mode
 
 from colibri import ops
 from colibri.errors import FileError, UnsupportedError
+from colibri.models.registry import open_checkpoint
 from colibri.weights import load
-from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain
 from colibri.weights.tensor_info import TensorInfo

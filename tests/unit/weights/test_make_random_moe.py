@@ -13,7 +13,7 @@ import pytest
 from checkpoint_files import load_matrix
 
 from colibri import ops
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec
 

@@ -12,7 +12,7 @@ from checkpoint_files import model_metadata, write_directory, write_model
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from colibri.errors import ColibriError
-from colibri.weights.checkpoint import open_checkpoint
+from colibri.models.registry import open_checkpoint
 
 SETTINGS = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -1,0 +1,35 @@
+"""From a spec to the layer that runs it: one line a kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colibri.layers.attention import Attention
+from colibri.layers.build import Build, FeedForward, Mixer
+from colibri.layers.dense import DenseFeedForward
+from colibri.layers.moe import MixtureOfExperts
+from colibri.layers.workspace import Scratch
+from colibri.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec
+
+MIXERS: dict[type, Any] = {AttentionSpec: Attention}
+FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}
+
+
+def mixer(spec: LayerSpec, layer: int, build: Build) -> Mixer:
+    """The part of layer number `layer` in which tokens meet."""
+    made: Mixer = MIXERS[type(spec.mixer)](spec.mixer, layer, spec.norm, build)
+    return made
+
+
+def feed_forward(spec: LayerSpec, layer: int, build: Build) -> FeedForward:
+    """Its part that each row goes through alone."""
+    made: FeedForward = FEED_FORWARDS[type(spec.ffn)](spec.ffn, layer, spec.norm, build)
+    return made
+
+
+def scratch(spec: ModelSpec) -> Scratch:
+    """What all layers ask for; of the native bytes the most that one takes, as they run one after another."""
+    parts = {part for layer in spec.layers for part in (layer.mixer, layer.ffn)}
+    asked: list[Scratch] = [(MIXERS | FEED_FORWARDS)[type(part)].scratch(part, spec.hidden_size) for part in parts]
+    buffers = dict.fromkeys(buffer for scratch in asked for buffer in scratch.buffers)
+    return Scratch(tuple(buffers), max(scratch.native_bytes for scratch in asked))

@@ -1,0 +1,157 @@
+"""What families share on the way from a checkpoint's metadata, in GGUF's keys for every kind of file, to a spec.
+
+All raise FormatError when a key is missing, of the wrong type or contradicts another, UnsupportedError for what is not
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from colibri.errors import ArgumentError, FormatError, UnsupportedError
+from colibri.spec import (
+    AttentionSpec,
+    DenseSpec,
+    FeedForward,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+    RoutingSpec,
+)
+from colibri.weights.checkpoint import Checkpoint
+
+SCALINGS: dict[str, RopeScaling] = {
+    "none": "none", "default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "dynamic": "dynamic",
+}  # fmt: skip
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def spec_function(make: Callable[[Checkpoint], ModelSpec]) -> Callable[[Checkpoint], ModelSpec]:
+    """A family's function whose complaints about values name the file."""
+
+    @wraps(make)
+    def made(checkpoint: Checkpoint) -> ModelSpec:
+        try:
+            return make(checkpoint)
+        except ArgumentError as error:
+            raise FormatError(f"{checkpoint.path}: the metadata makes no model: {error}") from error
+
+    return made
+
+
+def model(
+    checkpoint: Checkpoint,
+    mixer: Callable[[int], Mixer],
+    ffn: Callable[[int], FeedForward],
+    norm: NormSpec,
+    **rules: Any,
+) -> ModelSpec:
+    """The decoder whose layers have the mixer and the feed-forward part that are given for their numbers."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    return ModelSpec(
+        architecture=checkpoint.architecture,
+        name=checkpoint.name,
+        hidden_size=metadata.integer(key("embedding_length"), low=1),
+        vocab_size=_vocabulary(checkpoint),
+        context_length=metadata.integer(key("context_length"), low=1),
+        layers=tuple(
+            LayerSpec(mixer=mixer(layer), ffn=ffn(layer), norm=norm)
+            for layer in range(metadata.integer(key("block_count"), low=1, high=512))
+        ),
+        norm=norm,
+        **rules,
+    )
+
+
+def rms_norm(checkpoint: Checkpoint) -> NormSpec:
+    """RMSNorm with the checkpoint's epsilon."""
+    return NormSpec(eps=checkpoint.metadata.number(checkpoint.key("attention.layer_norm_rms_epsilon")))
+
+
+def attention(checkpoint: Checkpoint, **rules: Any) -> AttentionSpec:
+    """Attention with the sizes that the metadata gives; `rules` are what the family fixes, such as rope=None."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    heads = metadata.integer(key("attention.head_count"), low=1)
+    head_dim = metadata.integer(
+        key("attention.key_length"), metadata.integer(key("embedding_length"), low=1) // heads
+    )
+    if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
+        raise UnsupportedError(f"{checkpoint.path}: values and keys of different lengths are not supported")
+    return AttentionSpec(
+        heads=heads,
+        kv_heads=metadata.integer(key("attention.head_count_kv"), heads),
+        head_dim=head_dim,
+        window=metadata.integer(key("attention.sliding_window"), 0),
+        **({"rope": rope(checkpoint, head_dim)} | rules),
+    )
+
+
+def rope(checkpoint: Checkpoint, head_dim: int) -> RopeSpec:
+    """The rotary positions: theta, how much of a head turns, and the scaling."""
+    metadata, key = checkpoint.metadata, checkpoint.key("rope")
+    kind = metadata.text(f"{key}.scaling.type", "none")
+    if kind not in SCALINGS:
+        raise UnsupportedError(
+            f"{metadata.source}: {key}.scaling.type is {kind!r}, supported are {', '.join(SCALINGS)}"
+        )
+    context = metadata.integer(checkpoint.key("context_length"), low=1)
+    factor_key = f"{key}.scaling.yarn_attn_factor"
+    return RopeSpec(
+        theta=metadata.number(f"{key}.freq_base", 10000.0),
+        rotary=metadata.integer(f"{key}.dimension_count", head_dim),
+        scaling=SCALINGS[kind],
+        factor=metadata.number(f"{key}.scaling.factor", 1.0),
+        original_context=metadata.integer(f"{key}.scaling.original_context_length", context),
+        attention_factor=metadata.number(factor_key) if factor_key in metadata else None,
+        beta_fast=metadata.number(f"{key}.scaling.yarn_beta_fast", 32.0),
+        beta_slow=metadata.number(f"{key}.scaling.yarn_beta_slow", 1.0),
+        low_frequency_factor=metadata.number(f"{key}.scaling.low_freq_factor", 1.0),
+        high_frequency_factor=metadata.number(f"{key}.scaling.high_freq_factor", 4.0),
+        factors=ROPE_FACTORS if ROPE_FACTORS in checkpoint.tensors else None,
+    )
+
+
+def dense(checkpoint: Checkpoint, **rules: Any) -> DenseSpec:
+    """The network of layers without experts."""
+    width = checkpoint.metadata.integer(checkpoint.key("feed_forward_length"), low=1)
+    return DenseSpec(width=width, gated=checkpoint.gated, **rules)
+
+
+def mixture(checkpoint: Checkpoint, *, renormalize: bool, **rules: Any) -> MoeSpec:
+    """A mixture of experts; `renormalize` holds where the metadata does not say it, `rules` are those of an expert."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    shared = metadata.integer(key("feed_forward_length"), 0)
+    return MoeSpec(
+        routing=RoutingSpec(
+            experts=metadata.integer(key("expert_count"), low=1),
+            experts_per_token=metadata.integer(key("expert_used_count"), low=1),
+            renormalize=metadata.flag(key("expert_weights_norm"), renormalize),
+            scale=metadata.number(key("expert_weights_scale"), 1.0) or 1.0,  # 0 stands for "not set"
+        ),
+        expert=DenseSpec(
+            width=metadata.integer(key("expert_feed_forward_length"), shared), gated=checkpoint.gated, **rules
+        ),
+    )
+
+
+def feed_forward(checkpoint: Checkpoint, moe: MoeSpec) -> Callable[[int], FeedForward]:
+    """The mixture in layers that have a router's tensors, a dense network with its rules in the others."""
+
+    def part(layer: int) -> FeedForward:
+        return moe if checkpoint.is_moe(layer) else dense(checkpoint, activation=moe.expert.activation)
+
+    return part
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    """Rows of the embedding: tokenizers may name fewer or more tokens."""
+    info = checkpoint.tensors.get("token_embd.weight")
+    if info is None or len(info.shape) != 2:
+        raise FormatError(f"{checkpoint.path}: tensor token_embd.weight is missing or no matrix")
+    return info.shape[0]

@@ -1,0 +1,256 @@
+"""What a model is made of: a list of layers, each of which has only what its kind needs.
+
+A family's module in models/ makes these from a checkpoint's metadata; layers/ makes what runs from them. All are frozen
+and checked when made: a wrong value raises ArgumentError naming the field, what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from colibri.config import check_choice, check_integer, check_number, refuse
+
+Score = Literal["softmax", "sigmoid", "sqrt_softplus", "identity"]
+GroupScore = Literal["max", "sum_of_two"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
+NormKind = Literal["rms", "layer"]
+QueryKeyNorm = Literal["none", "head", "full"]
+RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
+SharedGate = Literal["softmax"]
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions: `rotary` values of each head turn by position / theta^(2i/rotary), stretched by `scaling`.
+
+    attention_factor multiplies cosine and sine; None is what the scaling's paper proposes. factors: the tensor whose
+    values divide the frequencies in place of a scaling, if there is one.
+    """
+
+    theta: float
+    rotary: int
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    factors: str | None = None
+
+    def __post_init__(self) -> None:
+        check_number("rope.theta", self.theta, 1, math.inf, open_low=True)
+        check_integer("rope.rotary", self.rotary, 2)
+        if self.rotary % 2:
+            refuse("rope.rotary", self.rotary, "an even number")
+        check_choice("rope.scaling", self.scaling, get_args(RopeScaling))
+        check_number("rope.factor", self.factor, 0, math.inf, open_low=True)
+        if self.scaling in ("yarn", "llama3", "dynamic"):
+            check_integer("rope.original_context", self.original_context, 1)
+        if self.attention_factor is not None:
+            check_number("rope.attention_factor", self.attention_factor, 0, math.inf, open_low=True)
+        for name in ("beta_fast", "beta_slow", "low_frequency_factor", "high_frequency_factor"):
+            check_number(f"rope.{name}", getattr(self, name), 0, math.inf, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """RMSNorm, or LayerNorm with a bias."""
+
+    eps: float
+    kind: NormKind = "rms"
+
+    def __post_init__(self) -> None:
+        check_number("norm.eps", self.eps, 0, 1)
+        check_choice("norm.kind", self.kind, get_args(NormKind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValues:
+    """What attention keeps of a token: a key and a value for each of some heads, of which the latest `window` count."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Causal attention with grouped queries.
+
+    rope: None where positions do not turn queries and keys. window: how many latest positions a query sees, 0 for all.
+    qk_norm: RMSNorm of queries and keys, for each head or over the full width. clip: the largest magnitude of queries,
+    keys and values. Biases are there where the checkpoint has them.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeSpec | None
+    window: int = 0
+    qk_norm: QueryKeyNorm = "none"
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "kv_heads", "head_dim"):
+            check_integer(name, getattr(self, name), 1, 1 << 12)
+        if self.heads % self.kv_heads:
+            refuse("kv_heads", self.kv_heads, f"a divisor of heads ({self.heads})")
+        if self.rope is not None and self.rope.rotary > self.head_dim:
+            refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
+        check_integer("window", self.window, 0)
+        check_choice("qk_norm", self.qk_norm, get_args(QueryKeyNorm))
+        if self.clip is not None:
+            check_number("clip", self.clip, 0, math.inf, open_low=True)
+
+    def __str__(self) -> str:
+        window = f", the latest {self.window} tokens" if self.window else ""
+        return f"{self.heads} heads, {self.kv_heads} for keys and values, of {self.head_dim}{window}"
+
+    @property
+    def query_width(self) -> int:
+        """Values of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Values of all key heads, or all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def keeps(self) -> KeyValues:
+        """What stays of a token for those after it."""
+        return KeyValues(heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseSpec:
+    """A network that every row goes through: up and down, most with a gate."""
+
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer("feed-forward width", self.width, 1, MAX_WIDTH)
+        check_choice("activation", self.activation, get_args(Activation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingSpec:
+    """How the router chooses: scores of all experts, the best of them, their weights.
+
+    softmax_of_chosen: the weights are a softmax of the chosen logits, not their scores. renormalize: they are divided by
+    the larger of sum_least and their sum with sum_added. scale multiplies them. groups: of the groups of neighbouring
+    experts only those of the kept_groups best scores are chosen from. Biases of logits and of the choice are there where
+    the checkpoint has them.
+    """
+
+    experts: int
+    experts_per_token: int
+    renormalize: bool = False
+    score: Score = "softmax"
+    softmax_of_chosen: bool = False
+    sum_added: float = 0.0
+    sum_least: float = 1e-20
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: GroupScore = "max"
+
+    def __post_init__(self) -> None:
+        check_integer("experts", self.experts, 1, 1 << 16)
+        check_integer("experts_per_token", self.experts_per_token, 1, min(self.experts, 1 << 10))
+        check_choice("score", self.score, get_args(Score))
+        check_number("expert scale", self.scale, 0, 1e30, open_low=True)  # as a float32 too
+        check_integer("groups", self.groups, 1, self.experts)
+        if self.experts % self.groups:
+            refuse("groups", self.groups, f"a divisor of experts ({self.experts})")
+        check_integer("kept_groups", self.kept_groups, 1, self.groups)
+        if self.experts_per_token > self.kept_groups * (self.experts // self.groups):
+            refuse("experts_per_token", self.experts_per_token, "no more than the kept groups have")
+        check_choice("group_score", self.group_score, get_args(GroupScore))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSpec:
+    """An expert that every row goes through beside those it is routed to.
+
+    gate: what its answer counts. "softmax": its part of a softmax over two, of which the routed experts have the other.
+    """
+
+    network: DenseSpec
+    gate: SharedGate
+
+    def __post_init__(self) -> None:
+        check_choice("shared expert's gate", self.gate, get_args(SharedGate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts: `expert` is what each of them is."""
+
+    routing: RoutingSpec
+    expert: DenseSpec
+    shared: SharedSpec | None = None
+
+
+Mixer = AttentionSpec
+FeedForward = MoeSpec | DenseSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each."""
+
+    mixer: Mixer
+    ffn: FeedForward
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder. learned_positions: a vector for each position is added to the embedding."""
+
+    architecture: str
+    name: str
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    learned_positions: bool = False
+    routing: RoutingSpec = field(init=False)  # of all its mixtures
+
+    def __post_init__(self) -> None:
+        check_integer("hidden_size", self.hidden_size, 1, 1 << 20)
+        check_integer("vocab_size", self.vocab_size, 1, 1 << 28)
+        check_integer("context_length", self.context_length, 1, 1 << 40)
+        check_integer("layers", len(self.layers), 1, MAX_LAYERS)
+        routings = [layer.ffn.routing for layer in self.layers if isinstance(layer.ffn, MoeSpec)]
+        sizes = sorted({(routing.experts, routing.experts_per_token) for routing in routings})
+        if len(sizes) != 1:
+            refuse("mixtures", sizes, "experts of one number, of which a token takes one number, in one layer or more")
+        object.__setattr__(self, "routing", routings[0])
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer that has any."""
+        return self.routing.experts
+
+    @property
+    def experts_per_token(self) -> int:
+        """How many of them a token goes to."""
+        return self.routing.experts_per_token
+
+    @property
+    def ropes(self) -> set[RopeSpec]:
+        """The different rotary positions."""
+        return {layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None}

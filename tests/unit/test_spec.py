@@ -1,0 +1,84 @@
+"""What a model is made of refuses what is wrong, naming field, found and expected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from colibri.errors import ArgumentError
+from colibri.spec import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    RopeSpec,
+    RoutingSpec,
+    SharedSpec,
+)
+
+ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=16, rope=RopeSpec(theta=1e4, rotary=16))
+ROUTING = RoutingSpec(experts=4, experts_per_token=2, renormalize=False)
+DENSE = DenseSpec(width=24)
+MOE = MoeSpec(routing=ROUTING, expert=DENSE)
+NORM = NormSpec(eps=1e-5)
+LAYER = LayerSpec(mixer=ATTENTION, ffn=MOE, norm=NORM)
+MODEL = ModelSpec(
+    architecture="olmoe", name="tiny", hidden_size=64, vocab_size=128, context_length=640, layers=(LAYER, LAYER),
+    norm=NORM,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "field", "value"), [
+    (MODEL, "hidden_size", 0), (MODEL, "vocab_size", 0), (MODEL, "context_length", 0), (MODEL, "layers", ()),
+    (ATTENTION, "heads", 3), (ATTENTION, "kv_heads", 3), (ATTENTION, "rope", RopeSpec(theta=1e4, rotary=32)),
+    (ATTENTION, "clip", 0.0), (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
+    (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
+    (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),
+    (DENSE, "activation", "relu"), (DENSE, "width", 0),
+])  # fmt: skip
+def test_wrong_fields(spec: Any, field: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"found .*expected"):
+        replace(spec, **{field: value})
+
+
+def test_a_shared_experts_gate() -> None:
+    with pytest.raises(ArgumentError, match="found 'tanh', expected one of"):
+        SharedSpec(network=DENSE, gate="tanh")  # type: ignore[arg-type]
+
+
+def test_all_mixtures_have_experts_of_one_number() -> None:
+    other = replace(LAYER, ffn=replace(MOE, routing=replace(ROUTING, experts=8)))
+    dense = replace(LAYER, ffn=DENSE)
+    assert replace(MODEL, layers=(dense, LAYER)).experts == 4
+    for layers in ((LAYER, other), (dense,)):
+        with pytest.raises(ArgumentError, match="mixtures: found"):
+            replace(MODEL, layers=layers)
+
+
+@pytest.mark.parametrize("fields", [
+    {"theta": 1.0}, {"rotary": 15}, {"rotary": 0}, {"scaling": "yarn"}, {"scaling": "longrope"}, {"factor": 0.0},
+    {"attention_factor": float("inf")},
+])  # fmt: skip
+def test_rope(fields: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="rope"):
+        RopeSpec(**({"theta": 1e4, "rotary": 16} | fields))
+
+
+def test_widths() -> None:
+    assert (ATTENTION.query_width, ATTENTION.kv_width) == (64, 32)
+
+
+def test_what_attention_keeps() -> None:
+    kept = replace(ATTENTION, window=8).keeps
+    assert (kept.heads, kept.key_dim, kept.value_dim, kept.window) == (2, 16, 16, 8)
+
+
+def test_layers_that_turn_alike_share_their_tables() -> None:
+    other = replace(ATTENTION, rope=RopeSpec(theta=1e6, rotary=16))
+    still = replace(ATTENTION, rope=None)
+    layers = tuple(replace(LAYER, mixer=mixer) for mixer in (ATTENTION, other, still, replace(ATTENTION, window=8)))
+    assert replace(MODEL, layers=layers).ropes == {ATTENTION.rope, other.rope}
