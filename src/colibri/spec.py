@@ -147,9 +147,9 @@ class DenseSpec:
 class RoutingSpec:
     """How the router chooses: scores of all experts, the best of them, their weights.
 
-    softmax_of_chosen: the weights are a softmax of the chosen logits, not their scores. renormalize: they are divided by
+    softmax_of_chosen: the weights are a softmax of the chosen logits. renormalize: they are divided by
     the larger of sum_least and their sum with sum_added. scale multiplies them. groups: of the groups of neighbouring
-    experts only those of the kept_groups best scores are chosen from. Biases of logits and of the choice are there where
+    experts only those of the kept_groups best scores are chosen from. Biases are there where
     the checkpoint has them.
     """
 
