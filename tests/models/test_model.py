@@ -489,7 +489,7 @@ def test_nothing_runs_on_a_closed_model(load: Load) -> None:
     steps = model.engine.steps
     for use in (
         lambda: model.engine.add(late),
-        lambda: model.engine.infer([1, 2, 3], model.config.vocab_size),
+        lambda: model.engine.infer([1, 2, 3], model.spec.vocab_size),
         lambda: model.engine.advance(late),
     ):
         with pytest.raises(ArgumentError, match="the model is closed"):
