@@ -14,7 +14,7 @@ from colibri.config import check_choice, check_integer, check_number, refuse
 
 Score = Literal["softmax", "sigmoid", "sqrt_softplus", "identity"]
 GroupScore = Literal["max", "sum_of_two"]
-Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2", "silu_clamped", "swiglu_oai"]
 NormKind = Literal["rms", "layer"]
 QueryKeyNorm = Literal["none", "head", "full"]
 RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
@@ -132,15 +132,22 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """A network that every row goes through: up and down, most with a gate."""
+    """A network that every row goes through, or an expert: up and down, most with a gate.
+
+    alpha and limit are what the clamped activations need.
+    """
 
     width: int
     activation: Activation = "silu"
     gated: bool = True
+    alpha: float = 1.702
+    limit: float = 7.0
 
     def __post_init__(self) -> None:
         check_integer("feed-forward width", self.width, 1, MAX_WIDTH)
         check_choice("activation", self.activation, get_args(Activation))
+        check_number("activation's alpha", self.alpha, 0, 1e30, open_low=True)
+        check_number("activation's limit", self.limit, 0, 1e30, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,11 @@ from colibri.spec import DenseSpec, NormSpec
 SCRATCH_BYTES = 4 + QUANTIZED_BYTES  # of an inner value of a network, as a float and quantised
 
 
+def activation(spec: DenseSpec) -> ops.Activation:
+    """What a network does between its matrices."""
+    return ops.Activation(spec.activation, spec.alpha, spec.limit)
+
+
 class Network:
     """gate (where there is one), up and down; `name` has a place for each of the three."""
 
@@ -22,7 +27,7 @@ class Network:
         biases = [weights.optional_vector(f"{names[part]}.bias", size[0]) for part, size in sizes.items()]
         self._table = ops.ExpertTable(1, hidden, wide)
         self._table.set(0, gate, up, down, *biases)
-        self._activation = spec.activation
+        self._activation = activation(spec)
         self._exact = build.exact
         self._slots, self._first, self._ones = build.places(self.scratch(spec, hidden).buffers)
 

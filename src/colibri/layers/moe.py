@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.layers.build import QUANTIZED_BYTES, Build
-from colibri.layers.dense import Network
+from colibri.layers.dense import Network, activation
 from colibri.layers.router import Router, bad_logit
 from colibri.layers.workspace import Buffer, Rows, Scratch
 from colibri.spec import MoeSpec, NormSpec, SharedSpec
@@ -22,7 +22,7 @@ class MixtureOfExperts:
         self.following: MixtureOfExperts | None = None  # the next layer's, to look ahead
         self._experts = build.experts
         self._shared = SharedExpert(spec.shared, layer, build) if spec.shared is not None else None
-        self._activation = spec.expert.activation
+        self._activation = activation(spec.expert)
         self._logits, self._weights, self._guessed, self._slots, self._normed = build.places(
             _buffers(spec, build.hidden)
         )
