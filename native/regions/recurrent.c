@@ -194,11 +194,11 @@ static bool one_norm(const struct norm_job *job, int item) {
     const float *weight = r->weight + (size_t)(item % r->groups) * (size_t)r->weight_step;
     float *out = job->out + at;
     if (r->gate_first) {
-        kernels->glu[GLU_SILU](out, job->gate + at, job->x + at, r->size);
+        kernels->glu[GLU_SILU](out, job->gate + at, job->x + at, r->size, (struct glu_options){0});
         return kernels->rms_norm(out, out, weight, r->size, r->eps);
     }
     const bool good = kernels->rms_norm(out, job->x + at, weight, r->size, r->eps);
-    kernels->glu[GLU_SILU](out, job->gate + at, out, r->size);
+    kernels->glu[GLU_SILU](out, job->gate + at, out, r->size, (struct glu_options){0});
     return good && kernels->finite(out, r->size);
 }
 

@@ -16,9 +16,8 @@ import pytest
 from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.source import open_source
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
-from colibri.models.registry import model_config
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.text import load_tokenizer
-from colibri.weights.checkpoint import open_checkpoint
 from colibri.weights.gguf_writer import gguf_header
 from colibri.weights.repository_name import repository_name
 
@@ -142,7 +141,7 @@ def test_gguf_files_of_other_things(tmp_path: Path, metadata: dict[str, object],
 def test_directories_of_other_things(tmp_path: Path) -> None:
     def refused(found: str) -> None:
         with pytest.raises(ColibriError, match=found):
-            model_config(open_checkpoint(tmp_path))
+            model_spec(open_checkpoint(tmp_path))
 
     refused("so it is not a model's directory$")
     (tmp_path / "q4").mkdir()
