@@ -19,6 +19,7 @@ struct q32_block  { float scale; int32_t minus_128_sum; int8_t q[32]; };
 struct q256_block {
     float scale;
     int16_t sums[8];             /* of 32 q each, in the order 0 2 1 3 4 6 5 7 */
+    int16_t sums_of_16[16];      /* in the order 0 2 1 3 4 6 5 7 ... */
     int32_t minus_32_sum[16];    /* of 16 q each */
     int8_t q[256];
 };
@@ -32,8 +33,10 @@ static inline size_t activation_bytes(int activation, int64_t k) {
  * scale[k / values a scale] * (byte - offset) - (minima ? min[k / values a scale] : 0). */
 #define PRODUCTS(X)                        \
     X(q32, A_Q32, 32, 128, false)          \
+    X(q32_min, A_Q32, 32, 0, true)         \
     X(q256_32_min, A_Q256, 32, 0, true)    \
-    X(q256_16, A_Q256, 16, 32, false)
+    X(q256_16, A_Q256, 16, 32, false)      \
+    X(q256_16_min, A_Q256, 16, 0, true)
 
 enum block_type {
 #define FLOAT(NAME, ...) T_##NAME,
@@ -135,6 +138,7 @@ struct kernels {
     /* weights */
     void (*tile[TYPE_COUNT])(void *tiles, const void *plain, int rows, int k);   /* rows a multiple of 16 or the last */
     void (*untile_row[TYPE_COUNT])(float *out, const void *tiles, int row, int k); /* dequantise one row */
+    bool (*quantizes)(int type);                                                 /* whether quantize_rows takes it */
     /* float rows (n, k) to plain GGUF blocks; importance (k) weighs the squared errors of the columns, NULL: all alike;
      * false: a value is not finite or too large for the type */
     bool (*quantize_rows)(int type, void *plain, const float *x, const float *importance, int64_t n, int k);

@@ -130,9 +130,40 @@ def _f32(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
     return (rng.standard_normal(count, np.float32) * np.float32(deviation)).view(np.uint8).reshape(count, 4)
 
 
+def _scaled(width: int, at: int, unit: float) -> Callable[[np.random.Generator, int, float], Bytes]:
+    """Any bits; the half float at byte `at` is a scale, of which values are `unit` on average."""
+
+    def draw(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
+        scale = _half(_scales(rng, count, deviation / unit, signed=True))
+        return np.hstack([_bytes(rng, count, at), scale, _bytes(rng, count, width - at - 2)])
+
+    return draw
+
+
+def _with_minimum(width: int, middle: float, unit: float) -> Callable[[np.random.Generator, int, float], Bytes]:
+    """Any bits after a scale and a minimum that makes the mean 0."""
+
+    def draw(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
+        scale = _half(_scales(rng, count, deviation / unit, signed=True))
+        minimum = _half(scale.view("<f2")[:, 0].astype(np.float64) * -middle)
+        return np.hstack([scale, minimum, _bytes(rng, count, width - 4)])
+
+    return draw
+
+
+def _q2_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
+    """A scale and the minimum of its 16 values are the same nibble, so that the mean is 0."""
+    d = _half(_scales(rng, count, deviation / 9.84, signed=True))
+    dmin = _half(d.view("<f2")[:, 0].astype(np.float64) * 1.5)
+    scales = (_bytes(rng, count, 16) & 15) * np.uint8(17)
+    return np.hstack([scales, _bytes(rng, count, 64), d, dmin])
+
+
 BLOCKS: dict[str, Callable[[np.random.Generator, int, float], Bytes]] = {
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_0": _q8_0, "Q4_0": _q4_0,
     "MXFP4": _mxfp4, "F16": _f16, "BF16": _bf16, "F32": _f32,
+    "Q4_1": _with_minimum(20, 7.5, 4.61), "Q5_1": _with_minimum(24, 15.5, 9.23), "Q5_0": _scaled(22, 0, 9.24),
+    "IQ4_NL": _scaled(18, 0, 70.8), "IQ4_XS": _scaled(136, 0, 1310), "Q2_K": _q2_k, "Q3_K": _scaled(110, 108, 43.3),
 }  # fmt: skip
 
 
@@ -175,9 +206,22 @@ MIXES: dict[str, tuple[int, Callable[[str, int, Shape], str]]] = {  # name -> (g
     "q8_0": (7, lambda part, layer, shape: "Q8_0"),
     "q4_0": (2, lambda part, layer, shape: "Q4_0"),
     "mxfp4": (38, _mxfp4_mix),
+    "q4_1": (3, lambda part, layer, shape: "Q4_1"),
+    "q5_0": (8, lambda part, layer, shape: "Q5_0"),
+    "q5_1": (9, lambda part, layer, shape: "Q5_1"),
+    "q2_k": (10, lambda part, layer, shape: "Q2_K"),
+    "q3_k": (12, lambda part, layer, shape: "Q3_K"),
+    "iq4_nl": (25, lambda part, layer, shape: "IQ4_NL"),
+    "iq4_xs": (30, lambda part, layer, shape: "IQ4_XS"),
     "f16": (1, lambda part, layer, shape: "F16"),
     "bf16": (32, lambda part, layer, shape: "BF16"),
 }
+
+
+# What llama.cpp takes where 256 does not divide a row.
+AT_ODD_WIDTHS = {
+    "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+}  # fmt: skip
 
 
 # --- the model ---
@@ -199,7 +243,9 @@ def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
 
     def matrix(part: str, layer: int, dims: tuple[int, ...], deviation: float) -> None:
         name = f"{part}.weight" if layer < 0 else f"blk.{layer}.{part}.weight"
-        result.append(Part(TensorSpec(name, mix(part, layer, shape), dims), deviation))
+        chosen = mix(part, layer, shape)
+        fits = dims[-1] % BY_NAME[chosen].values == 0
+        result.append(Part(TensorSpec(name, chosen if fits else AT_ODD_WIDTHS[chosen], dims), deviation))
 
     def norm(name: str, size: int) -> None:
         result.append(Part(TensorSpec(name, "F32", (size,)), 0.02, 1.0))

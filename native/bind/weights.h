@@ -111,6 +111,7 @@ bool norm_matmul(const nb::tuple &outs, Tensor &normed, const Tensor &x, const N
 nb::object quantize(const std::string &name, const Array<const float, 2> &rows,
                     const std::optional<Array<const float, 1>> &importance) {
     const int type = weight_type(name);
+    if (!kernels->quantizes(type)) wrong("type", name + ", which is only read", "a type that has a quantiser");
     const size_t n = rows.shape(0), k = rows.shape(1), values = size_t(type_info[type].values);
     if (!k || k % values) wrong("rows", text(k, " columns"), text("a multiple of ", values));
     if (importance && importance->size() != k) wrong("importance", text(importance->size(), " columns"), text(k));

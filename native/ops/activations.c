@@ -26,6 +26,8 @@ void KERNEL(quantize_q256)(void *out, const float *x, int n) {
             block->minus_32_sum[j] = (int32_t)(-32u * first);
             block->minus_32_sum[j + 1] = (int32_t)(-32u * second);
             block->sums[place[j / 2]] = (int16_t)(first + second);
+            block->sums_of_16[j / 8 * 8 + place[j % 8]] = (int16_t)first;
+            block->sums_of_16[j / 8 * 8 + place[j % 8 + 1]] = (int16_t)second;
         }
     }
 }

@@ -37,7 +37,7 @@ typedef void columns_function(float (*sums)[16], const void *panels, const uint8
 typedef vb bytes_function(const uint8_t *block, int g);
 VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
-VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, size_t memory, float (*sums)[16], const struct panel *p,
+VEC void columns_q32(int R, int T, bool minima, bytes_function *bytes, size_t stride, size_t memory, float (*sums)[16], const struct panel *p,
                      const uint8_t *packed, const void *const *x, int first, int count, const uint8_t *ahead) {
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
@@ -46,28 +46,32 @@ VEC void columns_q32(int R, int T, bytes_function *bytes, size_t stride, size_t 
     for (int b = 0; b < count; b++) {
         if (ahead) ask(ahead + (size_t)b * memory, (int)memory);
         vi dot[VEC_TILES][MAX_COLUMNS];
-        EACH_TILE EACH_COLUMN dot[r][t] = vi_start_biased(in[t][b].minus_128_sum);
+        EACH_TILE EACH_COLUMN dot[r][t] = minima ? vi_zero() : vi_start_biased(in[t][b].minus_128_sum);
         VEC_UNROLL for (int g = 0; g < 8; g++) {
             vb w[VEC_TILES];
             EACH_TILE w[r] = bytes(packed + r * sizeof *p + (size_t)b * stride, g);
             EACH_COLUMN {
                 const vb four = vb_repeat4(in[t][b].q + 4 * g);
-                EACH_TILE dot[r][t] = vi_dot_biased(dot[r][t], w[r], four);
+                EACH_TILE dot[r][t] = (minima ? vi_dot : vi_dot_biased)(dot[r][t], w[r], four);
             }
         }
         EACH_TILE {
             vf scale = vf_load(p[r].scale[b]);
             EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(dot[r][t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[r][t]);
         }
+        if (minima) EACH_TILE {
+            vf min = vf_load(p[r].scale[MINIMA + b]);
+            EACH_COLUMN sum[r][t] = vf_fma(min, vf_set1(in[t][b].scale * ((float)in[t][b].minus_128_sum / 128)), sum[r][t]);
+        }
     }
     EACH_TILE EACH_COLUMN vf_store(sums[r * CHUNK + t], sum[r][t]);
 }
 
 /* sum[r][t] += the values of scale s of a block. */
-VEC void one_scale(int R, int T, bytes_function *bytes, int values_a_scale, vf (*sum)[MAX_COLUMNS], const struct panel *p,
+VEC void one_scale(int R, int T, bool minima, bytes_function *bytes, int values_a_scale, vf (*sum)[MAX_COLUMNS], const struct panel *p,
                    const uint8_t *block, const struct q256_block *const *in, int s) {
     vi dot[VEC_TILES][MAX_COLUMNS];
-    EACH_TILE EACH_COLUMN dot[r][t] = values_a_scale == 16 ? vi_set1(in[t]->minus_32_sum[s]) : vi_zero();
+    EACH_TILE EACH_COLUMN dot[r][t] = minima ? vi_zero() : vi_set1(in[t]->minus_32_sum[s]);
     VEC_UNROLL for (int g = 0; g < values_a_scale / 4; g++) {
         vb w[VEC_TILES];
         EACH_TILE w[r] = bytes(block + r * sizeof *p, s * (values_a_scale / 4) + g);
@@ -82,20 +86,24 @@ VEC void one_scale(int R, int T, bytes_function *bytes, int values_a_scale, vf (
     }
 }
 
-VEC void take_minima(int R, int T, vf (*sum)[MAX_COLUMNS], const struct panel *p, const struct q256_block *const *in) {
+VEC void take_minima(int R, int T, int values_a_scale, vf (*sum)[MAX_COLUMNS], const struct panel *p,
+                     const struct q256_block *const *in) {
     EACH_TILE {
         vi mins[MAX_COLUMNS];
         EACH_COLUMN mins[t] = vi_zero();
-        VEC_UNROLL for (int i = 0; i < 4; i++) {
+        VEC_UNROLL for (int i = 0; i < 128 / values_a_scale; i++) {
             vi pair = vi_load(p[r].mins[i]);
-            EACH_COLUMN mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(in[t]->sums + 2 * i)));
+            EACH_COLUMN {
+                const int16_t *sums = values_a_scale == 32 ? in[t]->sums : in[t]->sums_of_16;
+                mins[t] = vi_madd16(mins[t], pair, vi_from_vb(vb_repeat4(sums + 2 * i)));
+            }
         }
         vf minus_min = vf_sub(vf_zero(), vf_load(p[r].min_scale));
         EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(mins[t]), minus_min, sum[r][t]);
     }
 }
 
-VEC void columns_q256(int R, int T, bytes_function *bytes, size_t stride, int values_a_scale, float (*sums)[16],
+VEC void columns_q256(int R, int T, bool minima, bytes_function *bytes, size_t stride, int values_a_scale, float (*sums)[16],
                       const struct panel *p, const uint8_t *packed, const void *const *x, int first, const uint8_t *ahead) {
     const int scales = 256 / values_a_scale, lines = (int)(stride + 63) / 64;
     const struct q256_block *in[MAX_COLUMNS];
@@ -103,14 +111,14 @@ VEC void columns_q256(int R, int T, bytes_function *bytes, size_t stride, int va
     EACH_COLUMN in[t] = (const struct q256_block *)x[t] + first;
     EACH_TILE EACH_COLUMN sum[r][t] = vf_zero();
     if (bytes == bytes_panel)
-        VEC_ROLL for (int s = 0; s < scales; s++) one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+        VEC_ROLL for (int s = 0; s < scales; s++) one_scale(R, T, minima, bytes, values_a_scale, sum, p, packed, in, s);
     else /* where a group's bits are has to be a constant */
         VEC_UNROLL for (int s = 0; s < scales; s++) {
             const int line = s * lines / scales;
             if (ahead) ask(ahead + 64 * line, 64 * ((s + 1) * lines / scales - line));
-            one_scale(R, T, bytes, values_a_scale, sum, p, packed, in, s);
+            one_scale(R, T, minima, bytes, values_a_scale, sum, p, packed, in, s);
         }
-    if (values_a_scale == 32) take_minima(R, T, sum, p, in); /* the formats with minima */
+    if (minima) take_minima(R, T, values_a_scale, sum, p, in);
     EACH_TILE EACH_COLUMN {
         const vf before = first ? vf_load(sums[r * CHUNK + t]) : vf_zero();
         vf_store(sums[r * CHUNK + t], vf_fma(sum[r][t], vf_set1(in[t]->scale), before));
@@ -147,12 +155,15 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 }
 
 /* `stride` is from the bytes of one unit of values (formats.h) to the next, `memory` what a unit takes with its scales. */
-#define DOT_q32(R, T, bytes, stride, memory) \
-    columns_q32(R, T, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
-#define DOT_q256_32_min(R, T, bytes, stride, memory) \
-    (void)count, columns_q256(R, T, bytes, memory, 32, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
-#define DOT_q256_16(R, T, bytes, stride, memory) \
-    (void)count, columns_q256(R, T, bytes, memory, 16, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
+#define OF_Q32(R, T, minima, bytes, stride, memory) \
+    columns_q32(R, T, minima, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
+#define OF_Q256(R, T, minima, values_a_scale, bytes, memory) \
+    (void)count, columns_q256(R, T, minima, bytes, memory, values_a_scale, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
+#define DOT_q32(R, T, bytes, stride, memory) OF_Q32(R, T, false, bytes, stride, memory)
+#define DOT_q32_min(R, T, bytes, stride, memory) OF_Q32(R, T, true, bytes, stride, memory)
+#define DOT_q256_32_min(R, T, bytes, stride, memory) OF_Q256(R, T, true, 32, bytes, memory)
+#define DOT_q256_16(R, T, bytes, stride, memory) OF_Q256(R, T, false, 16, bytes, memory)
+#define DOT_q256_16_min(R, T, bytes, stride, memory) OF_Q256(R, T, true, 16, bytes, memory)
 #define DOT_f32(R, T, load, bytes, memory) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
 
 #define COLUMNS(dot, R, T, bytes, stride, memory)                                                                  \

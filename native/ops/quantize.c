@@ -377,3 +377,5 @@ bool KERNEL(quantize_rows)(int type, void *plain, const float *x, const float *i
     }
     return true;
 }
+
+bool KERNEL(quantizes)(int type) { return type_info[type].values == 1 || layouts[type].quantize; }

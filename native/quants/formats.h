@@ -23,7 +23,7 @@ typedef const float *floats_function(float *out, const uint8_t *tile, int k, int
         struct panel panel;                                                                                     \
         (void)k;                                                                                                \
         expand_##name(&panel, tile + (size_t)(first / values) * TILE_##NAME, count / values);                   \
-        panel_floats(out, &panel, count, SCALED_##product, OFFSET_##product, MINIMA_##product);                 \
+        panel_floats(out, &panel, count, UNIT_##product, SCALED_##product, OFFSET_##product, MINIMA_##product);                 \
         return out;                                                                                             \
     }
 #include "quants/quants.def"

@@ -12,11 +12,12 @@
 
 enum { PANEL = 256 };
 
-/* A weight is scale[k / values a scale] * (byte - offset of the format) - min_scale * min[k / 32]. */
+/* See PRODUCTS in kernels.h for what a weight is. Minima of Q32 are floats, those of Q256 min_scale * an integer. */
+enum { MINIMA = PANEL / 32 };
 struct panel {
     _Alignas(64) uint8_t bytes[PANEL / 4][64]; /* [k / 4][row][k % 4] */
-    float scale[PANEL / 16][16];               /* [k / values a scale][row] */
-    int32_t mins[4][16];                       /* pairs of int16: those of k / 32 = (0, 2), (1, 3), (4, 6), (5, 7) */
+    float scale[PANEL / 16][16];               /* [k / values a scale][row]; of Q32 from MINIMA on [k / 32][row] minima */
+    int32_t mins[8][16];                       /* pairs of int16: those of k / values a scale = (0, 2), (1, 3), (4, 6), ... */
     float min_scale[16];
 };
 
@@ -61,24 +62,63 @@ VEC void interleave16(uint8_t *out, struct rows rows, size_t offset) {
     for (int row = 0; row < 16; row++) memcpy(out + 2 * row, rows.first + (size_t)row * rows.stride + offset, 2);
 }
 
-VEC vf scale16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }
-
-/* Steps 4 g .. 4 g + 3 of 32, looked up: k = 0..15 are in the low, 16..31 in the high nibbles of [4][row][4]. */
-VEC vb nibbles_through_table(const uint8_t *in, int g, const uint8_t *table) {
-    vb packed = vb_load(in + 64 * (g % 4));
-    return vb_lookup16(vb_repeat16(table), vb_and(g < 4 ? packed : vb_shr(packed, 4), vb_set1(15)));
+/* Bits of 32 values as the formats with a plane of single bits have them: bit 4 g + i -> bit g of byte i, where
+ * four neighbours are the same bit of the bytes of a lane. By swapping the bits of a bit's number. */
+VEC uint32_t bits_by_byte(uint32_t x) {
+    static const struct { uint32_t mask; int shift; } swaps[4] = {
+        {0x0a0a0a0a, 3}, {0x00cc00cc, 6}, {0x0000f0f0, 12}, {0x0000ff00, 8},
+    };
+    for (int i = 0; i < 4; i++) {
+        const uint32_t differ = (x >> swaps[i].shift ^ x) & swaps[i].mask;
+        x ^= differ ^ differ << swaps[i].shift;
+    }
+    return x;
 }
 
-/* The minima of values [32 j, 32 j + 32) */
-VEC vf panel_min(const struct panel *p, int j) {
+/* The 32 bits at `offset` of every row -> [row][4] */
+VEC void interleave_bits(uint8_t *out, struct rows rows, size_t offset) {
+    uint32_t bits[16];
+    for (int row = 0; row < 16; row++) {
+        memcpy(bits + row, rows.first + (size_t)row * rows.stride + offset, 4);
+        bits[row] = bits_by_byte(bits[row]);
+    }
+    vb_store(out, vb_load(bits));
+}
+
+VEC vf scale16(const uint8_t *p) { return vf_from_f16((const uint16_t *)(const void *)p); }
+
+/* Of `count` blocks of 32 values f16 scales [row] and f16 minima [row], which are added. */
+VEC void scales_and_minima(struct panel *p, const uint8_t *in, int count) {
+    for (int b = 0; b < count; b++) {
+        vf_store(p->scale[b], scale16(in + 64 * b));
+        vf_store(p->scale[MINIMA + b], vf_sub(vf_set1(-0.0f), scale16(in + 64 * b + 32)));
+    }
+}
+
+/* Nibbles 4 g .. 4 g + 3 of 32: k = 0..15 are in the low, 16..31 in the high nibbles of [4][row][4]. */
+VEC vb nibbles(const uint8_t *in, int g) {
+    vb packed = vb_load(in + 64 * (g % 4));
+    return vb_and(g < 4 ? packed : vb_shr(packed, 4), vb_set1(15));
+}
+VEC vb nibbles_through_table(const uint8_t *in, int g, const uint8_t *table) {
+    return vb_lookup16(vb_repeat16(table), nibbles(in, g));
+}
+
+/* Bit `from` of every byte -> bit `to`; mask the result. */
+VEC vb bit_at(vb bits, int from, int to) { return from < to ? vb_shl(bits, to - from) : vb_shr(bits, from - to); }
+
+/* The minima of the values of scale j */
+VEC vf panel_min(const struct panel *p, int unit, int j) {
+    if (unit == 32) return vf_load(p->scale[MINIMA + j]);
     vi pair = vi_load(p->mins[j / 4 * 2 + (j & 1)]);
     return vf_mul(vf_load(p->min_scale), vf_from_vi(j & 2 ? vi_shr(pair, 16) : vi_and(pair, vi_set1(0xffff))));
 }
 
 /* Panel -> floats [k][row], as GGUF defines them: the product, then the minimum taken off. */
-VEC void panel_floats(float *out, const struct panel *p, int values, int values_a_scale, int offset, bool has_mins) {
+VEC void panel_floats(float *out, const struct panel *p, int values, int unit, int values_a_scale, int offset,
+                      bool has_mins) {
     for (int s = 0; s < values / values_a_scale; s++) {
-        vf scale = vf_load(p->scale[s]), min = has_mins ? panel_min(p, s * values_a_scale / 32) : vf_zero();
+        vf scale = vf_load(p->scale[s]), min = has_mins ? panel_min(p, unit, s) : vf_zero();
         for (int g = s * values_a_scale / 4; g < (s + 1) * values_a_scale / 4; g++)
             VEC_UNROLL for (int i = 0; i < 4; i++) {
                 vi byte = vi_and(vi_shr(vi_from_vb(vb_load(p->bytes[g])), 8 * i), vi_set1(255));

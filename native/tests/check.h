@@ -60,7 +60,9 @@ static inline uint8_t *random_plain(int type, int rows, int k) {
         case T_F16: put_f16(block, fabsf(x) + 0.001f), block[1] |= (uint8_t)(bits >> 24 & 0x80); break;
         case T_MXFP4: block[0] = (uint8_t)(118 + random_bits() % 6); break;
         case T_Q6_K: random_scale(block + 208); break;
-        case T_Q4_K: case T_Q5_K: random_scale(block), random_scale(block + 2); break;
+        case T_Q2_K: random_scale(block + 80), random_scale(block + 82); break;
+        case T_Q3_K: random_scale(block + 108); break;
+        case T_Q4_1: case T_Q5_1: case T_Q4_K: case T_Q5_K: random_scale(block), random_scale(block + 2); break;
         default: random_scale(block);
         }
     }

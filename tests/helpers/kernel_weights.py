@@ -14,6 +14,12 @@ from colibri import ops
 from colibri.ops import _native
 
 FORMATS = list(ops.BLOCK_TYPES)
+# Where a block has half floats, and which ones make values of about one.
+HALVES: dict[str, dict[int, float]] = {
+    "Q4_0": {0: 0.2}, "Q4_1": {0: 0.2, 2: -1.5}, "Q5_0": {0: 0.1}, "Q5_1": {0: 0.1, 2: -1.5}, "Q8_0": {0: 0.015},
+    "IQ4_NL": {0: 0.015}, "IQ4_XS": {0: 0.0008}, "Q2_K": {80: 0.1, 82: 0.15}, "Q3_K": {108: 0.02},
+    "Q4_K": {0: 0.003, 2: 0.003}, "Q5_K": {0: 0.0015, 2: 0.0015}, "Q6_K": {208: 0.0005},
+}  # fmt: skip
 
 
 def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weight:
@@ -25,15 +31,26 @@ def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weig
             return reference.Weight(name, (values.view(np.uint32) >> 16).astype(np.uint16).tobytes(), (rows, k))
         return reference.Weight(name, values.astype(np.float16 if name == "F16" else np.float32).tobytes(), (rows, k))
     blocks = random.integers(0, 256, (rows * k // form.values, form.bytes), np.uint8)
-    step = {"Q4_0": 0.2, "Q8_0": 0.015, "Q4_K": 0.003, "Q5_K": 0.0015, "Q6_K": 0.0005, "MXFP4": 0}[name]
-    halves = (step * random.uniform(0.5, 1.5, (len(blocks), 2))).astype(np.float16).view(np.uint8)  # (blocks, 4)
+    for at, step in HALVES.get(name, {}).items():
+        halves = (step * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
+        blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(124, 128, len(blocks))
-    elif name == "Q6_K":
-        blocks[:, -2:] = halves[:, :2]
-    else:
-        places = 4 if name in ("Q4_K", "Q5_K") else 2
-        blocks[:, :places] = halves[:, :places]
+    return reference.Weight(name, blocks.tobytes(), (rows, k))
+
+
+def extreme_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weight:
+    """Blocks of all zeros, of all ones and of any bits, with the largest and the smallest scales there are."""
+    random = np.random.default_rng(seed)
+    blocks = np.frombuffer(random_weight(name, rows, k, seed).data, np.uint8).reshape(-1, ops.BLOCK_TYPES[name].bytes)
+    blocks = blocks.copy()
+    blocks[::3] = 0
+    blocks[1::3] = 255
+    for at in HALVES.get(name, {}):
+        halves = random.choice(np.array([65504, -65504, 6e-8, -6e-8, 6e-5, -0.0, 0, 1], np.float16), len(blocks))
+        blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = random.choice([0, 1, 2, 254], len(blocks))
     return reference.Weight(name, blocks.tobytes(), (rows, k))
 
 

@@ -38,8 +38,8 @@ class Format(NamedTuple):
 
 ACTIVATIONS: dict[Literal["f32", "q32", "q256"], tuple[str, ...]] = {
     "f32": ("F32", "F16", "BF16"),
-    "q32": ("Q4_0", "Q8_0", "MXFP4"),
-    "q256": ("Q4_K", "Q5_K", "Q6_K"),
+    "q32": ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "IQ4_NL", "IQ4_XS"),
+    "q256": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 }
 FORMATS = {
     name: Format(*BY_NAME[name][1:], activation) for activation, names in ACTIVATIONS.items() for name in names

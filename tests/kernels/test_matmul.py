@@ -73,6 +73,11 @@ def test_awkward_activations(name: str) -> None:
 
 ONE = b"\x00\x3c"  # in f16
 LARGEST = [
+    ("Q2_K", b"\xff" * 80 + ONE + ONE),
+    ("Q3_K", b"\x00" * 108 + ONE),
+    ("Q4_1", ONE + ONE + b"\xff" * 16),
+    ("Q5_0", ONE + b"\x00" * 20),
+    ("IQ4_XS", ONE + b"\x00" * 134),
     ("Q4_K", ONE + ONE + b"\xff" * 140),
     ("Q5_K", ONE + ONE + b"\xff" * 172),
     ("Q6_K", b"\x00" * 192 + b"\x80" * 16 + ONE),

@@ -108,5 +108,7 @@ def test_refuses_wrong_shapes() -> None:
         ops.quantize("Q4_K", matrix(1, 32))
     with pytest.raises(ValueError, match="importance"):
         ops.quantize("Q8_0", matrix(1, 64), np.ones(32, np.float32))
-    with pytest.raises(ValueError, match="Q3_K"):
-        ops.quantize("Q3_K", matrix(1, 256))
+    with pytest.raises(ValueError, match="IQ4_XS"):
+        ops.quantize("IQ4_XS", matrix(1, 256))
+    with pytest.raises(ValueError, match="Q8_K"):
+        ops.quantize("Q8_K", matrix(1, 256))

@@ -6,9 +6,12 @@ import gguf
 import numpy as np
 import pytest
 import reference
-from kernel_weights import FORMATS, instruction_sets, plain, random_weight, tiled
+from kernel_weights import FORMATS, extreme_weight, instruction_sets, plain, random_weight, tiled
 
 from colibri import ops
+
+# Tiles that take more bytes than the file: see the formats' headers.
+WIDER = {"Q3_K": 1.02}
 
 
 def shape_for(name: str, rows: int) -> tuple[int, int]:
@@ -28,6 +31,17 @@ def test_dequantised_tiles_equal_gguf(name: str, rows: int) -> None:
     assert reference.dequantize(*weight).tobytes() == found.tobytes()
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if ops.BLOCK_TYPES[name].values > 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_extreme_blocks_equal_gguf(name: str, seed: int) -> None:
+    weight = extreme_weight(name, 32, 12 * ops.BLOCK_TYPES[name].values, seed)
+    rows_of_bytes = np.frombuffer(weight.data, np.uint8).reshape(32, -1)
+    with np.errstate(over="ignore"):
+        expected = gguf.quants.dequantize(rows_of_bytes, gguf.GGMLQuantizationType[name])
+    for _ in instruction_sets():
+        np.testing.assert_array_equal(ops.dequantize(tiled(weight)), expected)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_can_be_tiled_in_parts(name: str) -> None:
     weight = random_weight(name, *shape_for(name, 53))
@@ -41,7 +55,7 @@ def test_rows_can_be_tiled_in_parts(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_tiles_are_about_as_large_as_plain_rows(name: str) -> None:
     plain_bytes = 64 * 4096 // ops.BLOCK_TYPES[name].values * ops.BLOCK_TYPES[name].bytes
-    assert plain_bytes <= ops.tiled_bytes(name, 64, 4096) <= 1.01 * plain_bytes
+    assert plain_bytes <= ops.tiled_bytes(name, 64, 4096) <= WIDER.get(name, 1.01) * plain_bytes
     assert ops.tiled_bytes(name, 33, 256) == ops.tiled_bytes(name, 48, 256)
 
 

@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import reference as ref
+from kernel_weights import HALVES
 
 RNG = np.random.default_rng(7)
 
@@ -14,8 +15,7 @@ def random_blocks(type: str, rows: int, k: int) -> np.ndarray:
     """Random bytes of a format, with finite scales."""
     form = ref.FORMATS[type]
     blocks = RNG.integers(0, 256, (rows * k // form.values, form.bytes), dtype=np.uint8)
-    halves = {"Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [0], "BF16": [0]}
-    for at in halves.get(type, []):
+    for at in HALVES.get(type, {"F16": [0], "BF16": [0]}.get(type, [])):
         blocks[:, at : at + 2] = RNG.normal(size=(len(blocks), 1)).astype(np.float16).view(np.uint8)
     if type == "MXFP4":
         blocks[:, 0] = RNG.integers(100, 140, len(blocks))

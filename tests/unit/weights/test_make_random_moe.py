@@ -31,7 +31,7 @@ def tool() -> Any:
     return module
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4", "F16", "BF16", "F32"])
+@pytest.mark.parametrize("kind", list(ops.BLOCK_TYPES))
 @pytest.mark.parametrize("deviation", [0.02, 0.5])
 def test_blocks_have_the_deviation(tool: Any, kind: str, deviation: float) -> None:
     spec = TensorSpec("t", kind, (64, 1024))
@@ -45,15 +45,28 @@ def test_blocks_have_the_deviation(tool: Any, kind: str, deviation: float) -> No
     assert len(np.unique(rows, axis=0)) == 64
 
 
-@pytest.mark.parametrize("quantization", ["q4_k_m", "q8_0", "q6_k", "mxfp4", "f16", "bf16", "q5_k", "q4_0"])
-def test_a_tiny_model_opens(tool: Any, tmp_path: Path, quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_models_open(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.gguf"
-    monkeypatch.setattr(sys, "argv", ["tool", str(path), "--quantization", quantization, "--skew", "1"])
+    for quantization in tool.MIXES:
+        monkeypatch.setattr(sys, "argv", ["tool", str(path), "--quantization", quantization, "--skew", "1"])
+        tool.main()
+        checkpoint = open_checkpoint(path)
+        tensor = load_matrix(checkpoint.experts(1)[3].by_name["up"], FileReader())
+        assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
+        assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("q4_k_m", "Q5_0"), ("q5_k", "Q5_1"), ("iq4_xs", "IQ4_NL")])
+def test_odd_widths_get_smaller_blocks(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, kind: str
+) -> None:
+    path = tmp_path / "t.gguf"
+    arguments = ["tool", str(path), "--quantization", quantization, "--intermediate", "352"]
+    monkeypatch.setattr(sys, "argv", arguments)
     tool.main()
-    checkpoint = open_checkpoint(path)
-    tensor = load_matrix(checkpoint.experts(1)[3].by_name["up"], FileReader())
-    assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
-    assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
+    down = open_checkpoint(path).experts(0)[3].by_name["down"]
+    assert down.type == kind
+    assert ops.dequantize(load_matrix(down, FileReader())).shape == (256, 352)
 
 
 def test_skew_shapes_the_use_of_experts(tool: Any) -> None:
