@@ -4,11 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 PROMPT ?= And the king said
+RUN    := run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.6 --top-p 0.9 --seed 2
 
-.PHONY: run test kernels arm lint clean
+.PHONY: run test kernels emulated lint clean
 
 run: $(VENV)/installed
-	$(BIN)/colibri run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.6 --top-p 0.9 --seed 2
+	$(BIN)/colibri $(RUN)
 
 test: $(VENV)/installed-test kernels
 	$(BIN)/python -m pytest -q tests
@@ -18,19 +19,12 @@ kernels: $(VENV)/installed-test
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/kernels
 	PATH="$(abspath $(BIN)):$$PATH" ctest --test-dir build/kernels --output-on-failure
 
-# The kernels for 64-bit Arm, emulated: each test has to print the digest of its results that it prints here. Needs
-# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user, which cannot run the test of the pool (threads and fork).
-ARM_TESTS := $(filter-out pool dispatch,$(patsubst native/tests/test_%.c,%,$(wildcard native/tests/test_*.c)))
-arm: kernels
+# Processors that are not there, emulated: tools/emulated.py says which and what has to be the same. Needs
+# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+emulated: kernels
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/arm -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTS=ON -DBUILD_MODULE=OFF -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_EXE_LINKER_FLAGS=-static > build/arm.log 2>&1 || { cat build/arm.log; exit 1; }
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/arm
-	qemu-aarch64 -cpu max build/arm/test_dispatch | grep neon_dotprod
-	test "$$(qemu-aarch64 -cpu cortex-a57 build/arm/test_dispatch)" = portable
-	@for test in $(ARM_TESTS); do \
-	    here=$$(build/kernels/test_$$test) && there=$$(qemu-aarch64 -cpu max build/arm/test_$$test) || exit 1; \
-	    echo "test_$$test: $$here here, $$there on Arm"; \
-	    test "$$here" = "$$there" || exit 1; \
-	done
+	$(BIN)/python tools/emulated.py $(RUN)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
