@@ -334,7 +334,9 @@ static void quantize_blocks(struct layout layout, uint8_t *out, const float *x, 
 }
 
 static void round_to_half(uint16_t *out, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = to_half(x[i]);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) vf_to_f16(out + i, vf_load(x + i));
+    for (; i < n; i++) out[i] = to_half(x[i]);
 }
 
 static void round_to_bf16(uint16_t *out, const float *x, int64_t n) {

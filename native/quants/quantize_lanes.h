@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "vec/half.h"
+
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #elif defined(__AVX2__)
@@ -44,7 +46,12 @@ INLINE vfloat nearest_within(vfloat a, float low, float high) { return nearest(w
 INLINE vfloat ratio(vfloat a, vfloat b) { vint ok = b > 0; return pick(ok, a / pick(ok, b, all(1)), all(0)); }
 INLINE vfloat reciprocal(vfloat a) { vint used = a != 0; return pick(used, 1 / pick(used, a, all(1)), all(0)); }
 
-INLINE uint16_t to_half(float x) { _Float16 h = (_Float16)x; uint16_t bits; memcpy(&bits, &h, 2); return bits; }
-INLINE float from_half(uint16_t bits) { _Float16 h; memcpy(&h, &bits, 2); return (float)h; }
+INLINE uint16_t to_half(float x) { uint32_t bits; memcpy(&bits, &x, 4); return f32_bits_to_f16(bits); }
+INLINE float from_half(uint16_t half) {
+    const uint32_t bits = f16_to_f32_bits(half);
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
 INLINE float as_half(float x) { return from_half(to_half(x)); }
 #endif

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
+from kernel_weights import SETS
 
 from colibri import ops
 from colibri.ops import _native
@@ -67,6 +68,17 @@ def test_same_bytes_on_every_instruction_set(type: str) -> None:
     for plain, weighted in results:
         np.testing.assert_array_equal(plain, results[0][0])
         np.testing.assert_array_equal(weighted, results[0][1])
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_every_half_float_and_what_lies_between_rounds_as_numpy_does(isa: str) -> None:
+    _native.use_isa(isa)
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) / 2
+    below, above = np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(np.inf))
+    x = np.concatenate([halves, middles, below, above])
+    x = np.concatenate([x, -x])[None]
+    assert ops.quantize("F16", x).view(np.float16).tobytes() == x.astype(np.float16).tobytes()
 
 
 @pytest.mark.parametrize("type", BLOCKS)
