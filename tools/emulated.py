@@ -1,7 +1,8 @@
 """Colibri on processors that are not there: the kernels' tests and a run of the embedded model under qemu-user.
 
 Every processor of the table has to find its instruction sets and no others, each test has to print the digest that it
-prints here, and `colibri` with the arguments given has to write what it writes here. `make emulated` builds what it needs."""
+prints here, and `colibri` with the arguments given has to write what it writes here.
+`make emulated` builds what it needs."""
 
 from __future__ import annotations
 
