@@ -70,7 +70,7 @@ class Layer:
     def states(self) -> tuple[ops.Tensor, ops.Tensor]:
         """Of the heads and of the convolution, for one sequence."""
         s = self.shape
-        head = ops.tensor("F32", (1, s.heads * s.value_size // 16, s.key_size, 16))
+        head = ops.tensor("F32", (1, s.heads, s.key_size * s.value_size))
         head.numpy()[...] = 0
         return head, random(1, 3, self.rows.shape[1])
 

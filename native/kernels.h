@@ -114,7 +114,7 @@ struct attention_part {
 };
 
 /* Recurrent mixers. A head's state is a matrix (key_size, value_size) that decays, takes in and is read at every token; in
- * memory (blocks, key_size, 16), where a block is 16 columns of values.
+ * memory a block is 16 columns of values, two blocks lie side by side (key_size, 32), and a last odd one alone (key_size, 16).
  * DELTA_RULE: keys and queries of length 1 (queries then times key_size^-1/2), decay = exp(a * softplus(dt + dt_bias)),
  *   change = sigmoid(beta) * (v - decay * state^T k), state = decay * state + k change^T, out = state^T q.
  * STATE_SPACE: step = softplus(dt + dt_bias) within least..most, decay = exp(a * step),

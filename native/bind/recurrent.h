@@ -103,7 +103,7 @@ struct recurrence view_of(const Recurrence &r, const Tensor &out, const Tensor &
     if (!out.shape[1] || out.shape[1] % rule.heads)
         wrong("out", describe(out), text("columns that are a multiple of ", rule.heads, " heads"));
     rule.value_size = int(out.shape[1] / rule.heads);
-    const int64_t shape[] = {-1, int64_t(rule.heads) * ((rule.value_size + 15) / 16), rule.key_size, 16};
+    const int64_t shape[] = {-1, rule.heads, (rule.value_size + 15) / 16 * 16 * int64_t(rule.key_size)};
     expect(state, "state", T_F32, shape);
     check_slots(state, batch);
     rule.decay = r.decay.f32(), rule.dt_bias = r.dt_bias.f32(), rule.skip = r.skip ? r.skip->f32() : nullptr;

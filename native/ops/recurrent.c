@@ -92,32 +92,40 @@ static bool normalize_all(const struct recurrent_rows *r, const struct prepared 
 
 /* ---- the state ---- */
 
-enum { SIDE_BY_SIDE = VEC_TILES }; /* blocks, for sums that do not wait for each other */
+enum { SIDE_BY_SIDE = VEC_TILES }; /* blocks (1 or 2), for sums that do not wait for each other */
 enum { WRITE = 1, ASK = 2, READ = 4 };
 
 struct update { const float *key; float decay; vf change[SIDE_BY_SIDE]; };
 struct sums { vf key[SIDE_BY_SIDE], query[SIDE_BY_SIDE]; };
 
+/* Blocks in memory: neighbours lie in one row, since a processor takes a load for one of what was just stored 8 KiB before. */
+struct place { float *state; size_t step; };
+
+static struct place place_of(const struct recurrent_rows *r, int block) {
+    const bool alone = block % 2 == 0 && 16 * (block + 1) >= r->value_size;
+    float *pair = r->state + (size_t)(block / 2) * 32 * (size_t)r->key_size;
+    return (struct place){pair + 16 * (block % 2), alone ? 16 : 32};
+}
+
 /* Once through `blocks` blocks: WRITE a token's change, then the sums over rows with a key (ASK) and a query (READ). What to do
  * and `blocks` are constants where it is inlined. */
-VEC void pass(float *state, const int size, const int what, const int blocks, const struct update *u, const float *key,
+VEC void pass(struct place at, const int size, const int what, const int blocks, const struct update *u, const float *key,
               const float *query, struct sums *sums) {
-    const size_t block = 16 * (size_t)size;
     const vf decay = what & WRITE ? vf_set1(u->decay) : vf_zero();
     vf asked[SIDE_BY_SIDE], read[SIDE_BY_SIDE], change[SIDE_BY_SIDE];
     VEC_UNROLL for (int b = 0; b < blocks; b++) {
         asked[b] = read[b] = vf_zero();
         if (what & WRITE) change[b] = u->change[b];
     }
-    VEC_ROLL for (int i = 0; i < size; i++, state += 16) {
+    VEC_ROLL for (int i = 0; i < size; i++, at.state += at.step) {
         const vf written = what & WRITE ? vf_set1(u->key[i]) : vf_zero();
         VEC_UNROLL for (int b = 0; b < blocks; b++) {
-            vf row = vf_load(state + (size_t)b * block);
+            vf row = vf_load(at.state + 16 * b);
             if (what & WRITE) {
                 row = vf_fma(written, change[b], vf_mul(row, decay));
-                vf_store(state + (size_t)b * block, row);
+                vf_store(at.state + 16 * b, row);
             } else {
-                __builtin_prefetch(state + ((size_t)b + (size_t)blocks) * block, 1, 3); /* the blocks that come next */
+                __builtin_prefetch(at.state + (size_t)size * at.step + 16 * b, 1, 3); /* the blocks that come next */
             }
             if (what & ASK) asked[b] = vf_fma(vf_set1(key[i]), row, asked[b]);
             if (what & READ) read[b] = vf_fma(vf_set1(query[i]), row, read[b]);
@@ -149,7 +157,7 @@ VEC vf correct(const struct recurrent_rows *r, const struct prepared *p, int t, 
 /* Each pass writes a token and asks for the next one. */
 VEC bool delta_blocks(const struct recurrent_rows *r, const struct prepared *p, int block, const int blocks) {
     const int size = r->key_size;
-    float *state = r->state + (size_t)block * 16 * (size_t)size;
+    const struct place state = place_of(r, block);
     struct update u;
     struct sums sums;
     pass(state, size, ASK | READ, blocks, &u, p->k, p->q, &sums);
@@ -164,7 +172,7 @@ VEC bool delta_blocks(const struct recurrent_rows *r, const struct prepared *p, 
 }
 
 VEC bool space_blocks(const struct recurrent_rows *r, const struct prepared *p, int block, const int blocks) {
-    float *state = r->state + (size_t)block * 16 * (size_t)r->key_size;
+    const struct place state = place_of(r, block);
     vf check = vf_zero(), x[SIDE_BY_SIDE];
     struct sums sums;
     for (int t = 0; t < r->tokens; t++) {
@@ -189,9 +197,11 @@ VEC bool space_blocks(const struct recurrent_rows *r, const struct prepared *p, 
     static bool name##_all(const struct recurrent_rows *r, const struct prepared *p) {          \
         bool good = true;                                                                       \
         int block = r->first;                                                                   \
-        for (; block + SIDE_BY_SIDE <= r->last; block += SIDE_BY_SIDE)                          \
-            good &= name(r, p, block, SIDE_BY_SIDE);                                            \
-        for (; block < r->last; block++) good &= name(r, p, block, 1);                          \
+        while (block < r->last) {                                                               \
+            const bool pair = SIDE_BY_SIDE == 2 && block % 2 == 0 && block + 1 < r->last;       \
+            good &= pair ? name(r, p, block, SIDE_BY_SIDE) : name(r, p, block, 1);              \
+            block += pair ? 2 : 1;                                                              \
+        }                                                                                       \
         return good;                                                                            \
     }
 ALL_BLOCKS(delta_blocks)

@@ -72,7 +72,8 @@ int region_attention(float *out, const struct attention_input *in, const struct 
 struct convolution { const float *weight, *bias; int taps, channels; bool silu, gated; };
 int region_short_conv(float *out, float *x, float *state, const struct convolution *rule, const struct batch *batch);
 /* decay (heads): the factor of the step, below 0; skip may be NULL. Heads share keys and queries as neighbours do (head /
- * group), or with `tiled` as every key_heads-th does. State (slots, heads * blocks, key_size, 16), see kernels.h. */
+ * group), or with `tiled` as every key_heads-th does. State (slots, heads, key_size * width), width = value_size
+ * rounded up to 16, see kernels.h. */
 struct recurrence {
     int kind, heads, key_heads, key_size, value_size;
     bool tiled;

@@ -82,7 +82,7 @@ class Delta(Mixer):
                  tiled: bool = False) -> None:  # fmt: skip
         super().__init__(lengths)
         self.heads, self.size, self.tiled, self.width = heads, size, tiled, heads * size
-        self.state_shape = (heads * -(-size // 16), key_size, 16)
+        self.state_shape = (heads, key_size * -(-size // 16) * 16)
         self.q, self.k = self.each(key_heads, key_size), self.each(key_heads, key_size, size=3)
         self.v, self.beta, self.dt = self.each(heads, size), self.each(heads, size=2), self.each(heads, size=2)
         self.decay, self.bias = -self.rng.uniform(0.01, 4, heads).astype(np.float32), self.normal(heads)
@@ -107,7 +107,7 @@ class Mamba(Mixer):
                  limits: tuple[float, float] = (0.0, np.inf)) -> None:  # fmt: skip
         super().__init__(lengths)
         self.width, self.limits = heads * size, limits
-        self.state_shape = (heads * -(-size // 16), state_size, 16)
+        self.state_shape = (heads, state_size * -(-size // 16) * 16)
         self.x, self.b, self.c = self.each(heads, size), self.each(groups, state_size), self.each(groups, state_size)
         self.dt = self.each(heads, size=2)
         self.decay, self.bias, self.skip = -self.rng.uniform(0.5, 8, heads).astype(np.float32), *self.normal(2, heads)
@@ -240,8 +240,8 @@ def test_state_of_the_delta_rule_is_laid_out_as_documented() -> None:
     mixer.step([(0, 0, 20)], state)
     inputs = (x[0] for x in (mixer.q, mixer.k, mixer.v, mixer.beta, mixer.dt))
     _, expected = reference.delta_net(*inputs, mixer.decay, mixer.bias)
-    blocks = state.numpy()[mixer.slots[0]].reshape(4, 3, 24, 16)  # (heads, blocks, key_size, 16)
-    columns = blocks.transpose(0, 2, 1, 3).reshape(4, 24, 48)
+    pair, last = np.split(state.numpy()[mixer.slots[0]], [24 * 32], axis=1)  # columns 0..31 and 32..47
+    columns = np.concatenate([pair.reshape(4, 24, 32), last.reshape(4, 24, 16)], axis=2)
     close(columns[:, :, :40], expected.astype(np.float32), 1e-5)
     assert not columns[:, :, 40:].any()
 
@@ -312,9 +312,9 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, ops.Tensor]:
 VECTOR = ops.tensor("F32", (4,))
 RULES: dict[str, tuple[Callable[..., bool], dict[str, tuple[int, ...]], Any]] = {
     "delta_net": (ops.delta_net,
-                  {"out": (2, 80), "qkv": (2, 112), "beta": (2, 4), "dt": (2, 4), "state": (3, 8, 8, 16)},
+                  {"out": (2, 80), "qkv": (2, 112), "beta": (2, 4), "dt": (2, 4), "state": (3, 4, 8 * 32)},
                   ops.DeltaRule(VECTOR, VECTOR, 2, 8)),
-    "mamba2": (ops.mamba2, {"out": (2, 80), "xbc": (2, 112), "dt": (2, 4), "state": (3, 8, 8, 16)},
+    "mamba2": (ops.mamba2, {"out": (2, 80), "xbc": (2, 112), "dt": (2, 4), "state": (3, 4, 8 * 32)},
                ops.StateSpace(VECTOR, VECTOR, 2, 8)),
     "short_conv": (ops.short_conv, {"out": (2, 6), "x": (2, 6), "state": (3, 3, 6)},
                    ops.Convolution(ops.tensor("F32", (4, 6)))),
