@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -22,11 +23,21 @@ DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 128
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, logits overflow and nothing but the penalty decides
 MAX_THREADS = 256  # of the native pool
+MAX_BYTES = 1 << 60
 
 
 def refuse(name: str, found: Any, expected: str) -> NoReturn:
     """Raise what every wrong setting raises."""
-    raise ArgumentError(f"{name}: found {found!r}, expected {expected}")
+    raise ArgumentError(f"{name}: found {shown(found)}, expected {expected}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error names it: the beginning of what it says of itself."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of 4,301 digits, for one
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -37,13 +48,13 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
 
 
 def _check_bytes(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BYTES:
         refuse(name, value, "a whole number of bytes of at least 1; 2.5 GiB are 5 << 29")
 
 
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise ArgumentError unless value is a finite number within low..high (above low when open)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not number or value > high or value < low or (open_low and value == low):
         bound = f"above {low}" if open_low else f"of at least {low}"
         refuse(name, value, f"a number {bound}" if high == math.inf else f"a number {bound} and at most {high}")
@@ -51,14 +62,27 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise ArgumentError unless value is one of the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         refuse(name, value, "one of " + ", ".join(choices))
 
 
+def _tuple(name: str, values: Any, expected: str) -> tuple[Any, ...]:
+    """What a list, or anything else that is gone through in order, holds."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping | type):
+        try:
+            return tuple(values)
+        except TypeError:  # an array without dimensions
+            pass
+    refuse(name, values, expected)
+
+
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
-    """The path; ArgumentError for an empty text, which would mean the current directory."""
-    text = os.fspath(value)
-    if not text:
+    """The path; ArgumentError for what is none, and for an empty text, which would mean the current directory."""
+    try:
+        text = os.fsdecode(value)
+    except TypeError:
+        refuse(name, value, "a path, as text or as a pathlib.Path")
+    if not text or "\0" in text:
         refuse(name, text, "a path (. is the current directory)")
     return Path(text)
 
@@ -87,10 +111,10 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if self.path is not None:
-            object.__setattr__(self, "path", Path(self.path))
+            object.__setattr__(self, "path", check_path("path", self.path))
         if self.ram is not None:
             _check_bytes("ram", self.ram)
-        check_integer("beside", self.beside, 0)
+        check_integer("beside", self.beside, 0, MAX_BYTES)
         if self.threads is not None:
             check_integer("threads", self.threads, 1, MAX_THREADS)
         if self.context is not None:
@@ -136,7 +160,7 @@ class SamplingParams:
         check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         if self.seed is not None:
             check_integer("seed", self.seed, 0, (1 << 64) - 1)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = _tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop, "a text or a list of texts")
         for text in stop:
             if not isinstance(text, str) or not text:
                 refuse("stop", text, "texts that are not empty")
@@ -147,7 +171,12 @@ class SamplingParams:
         check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
         check_integer("top_logprobs", self.top_logprobs, 0, 1024)
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        object.__setattr__(self, "logit_bias", tuple((token, bias) for token, bias in pairs))
+        wanted = "a table or pairs of a token id and a number"
+        pairs = tuple(_tuple("logit_bias", pair, wanted) for pair in _tuple("logit_bias", pairs, wanted))
+        for pair in pairs:
+            if len(pair) != 2:
+                refuse("logit_bias", pair, wanted)
+        object.__setattr__(self, "logit_bias", pairs)
         for token, bias in self.logit_bias:
             check_integer("logit_bias", token, 0)
             check_number("logit_bias", bias, -1e6, 1e6)

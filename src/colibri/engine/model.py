@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import SamplingParams, check_path
+from colibri.config import SamplingParams, check_integer, check_path, shown
+from colibri.engine.arguments import check_ids, check_params, known_length
 from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
@@ -104,6 +105,9 @@ class Model:
         The logits, float32 (n, vocab), are valid until `see` returns, which must not use the model.
         """
         self._check_open()
+        if not callable(see):
+            raise ArgumentError(f"see: found {shown(see)}, expected a function of a position and logits")
+        check_integer("first", first, 0)
         self.engine.infer_rows(self._check_ids(ids), see, first)
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Generation:
@@ -114,7 +118,7 @@ class Model:
         """
         self._check_open()
         ids = self._encode(prompt) if isinstance(prompt, str) else prompt
-        return self._start(ids, params or SamplingParams(), continues=isinstance(prompt, str))
+        return self._start(ids, check_params(params), continues=isinstance(prompt, str))
 
     def chat(
         self,
@@ -129,9 +133,10 @@ class Model:
         `variables` go to the template (such as enable_thinking). Raises ArgumentError where the template refuses.
         """
         self._check_open()
+        check_params(params)
         text = self.tokenizer.render_chat(messages, tools=tools, variables=variables)
         self._check_length(text)
-        return self._start(self.tokenizer.encode(text, add_special=False), params or SamplingParams(), continues=False)
+        return self._start(self.tokenizer.encode(text, add_special=False), check_params(params), continues=False)
 
     def _encode(self, text: str) -> list[int]:
         self._check_length(text)
@@ -177,15 +182,12 @@ class Model:
         return Generation(self.engine, sequence, self.load_s, notes, self)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        size = self.spec.vocab_size
-        checked = [_integer(value) for value in ids]
-        if not checked:
-            raise ArgumentError("prompt: found no tokens, expected at least one")
-        for position, value in enumerate(checked):
-            if not 0 <= value < size:
-                raise ArgumentError(f"prompt: token id {value} at position {position}, expected 0..{size - 1}")
+        given = known_length(ids)
+        if given is not None and given > self.context:  # before they are looked at: they may be many
+            raise self._full(f"{given} tokens")
+        checked = check_ids(ids, self.spec.vocab_size, self.context)
         if len(checked) > self.context:
-            raise self._full(f"{len(checked)} tokens")
+            raise self._full(f"more than {self.context} tokens")
         return checked
 
     def _check_length(self, text: str) -> None:
@@ -260,7 +262,7 @@ class Model:
         expert of this model; nothing has changed then.
         """
         self._check_open()
-        return swap_expert(self.experts.store, expert, Path(file))
+        return swap_expert(self.experts.store, expert, check_path("file", file))
 
     def revert_expert(self, expert: int) -> bool:
         """Take a replacement back; False when there was none."""
@@ -287,9 +289,3 @@ class Model:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentError(f"prompt: found {value!r} among the ids, expected integers")
-    return int(value)

@@ -27,6 +27,7 @@ Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 LIKELIEST = (0.0, 0.0, 1.0, 0.0, 0.0)  # settings of ops.sample: temperature, top_k, top_p, min_p, the draw
+MOST_KEPT = 1 << 31  # more tokens than any vocabulary has
 
 
 class Choice(NamedTuple):
@@ -44,7 +45,7 @@ class Sampler:
         self.params = params
         self._prompt_length = prompt_length
         self._generator = Generator(Philox(params.seed))
-        self._filters = (params.temperature, params.top_k, params.top_p, params.min_p)
+        self._filters = (params.temperature, min(params.top_k, MOST_KEPT), params.top_p, params.min_p)
         self._history = array("q")  # as far as it was needed
         self._chosen = Counter[int]()  # how often each token was chosen, as far as it was needed
         penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from colibri.config import shown
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.experts.store import ExpertStore, check_expert
 from colibri.weights.file_reader import FileReader
@@ -103,8 +104,8 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
 
 
 def _check_number(store: ExpertStore, expert: int) -> None:
-    if not 0 <= expert < store.experts:
-        raise ArgumentError(f"expert: found {expert}, expected 0..{store.experts - 1}")
+    if isinstance(expert, bool) or not isinstance(expert, int) or not 0 <= expert < store.experts:
+        raise ArgumentError(f"expert: found {shown(expert)}, expected 0..{store.experts - 1}")
 
 
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:

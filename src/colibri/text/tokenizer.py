@@ -6,9 +6,11 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
+from colibri.config import shown
 from colibri.errors import ArgumentError
 from colibri.text import chat, gguf_tokenizer
 from colibri.text.bounds import bytes_a_token
@@ -209,7 +211,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""
         decoder = self.decoder(skip_special=skip_special)
-        return "".join([*map(decoder.feed, ids), decoder.finish()])
+        return "".join([*map(decoder.feed, _ids(ids)), decoder.finish()])
 
     def decoder(self, *, skip_special: bool = True, continues: bool = False) -> IncrementalDecoder:
         """For text that arrives id by id; `continues` keeps a leading space, for text that goes on from a prompt."""
@@ -217,7 +219,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes that an id adds to the text; empty for an id without a token."""
-        return self.vocabulary.piece_bytes(token)
+        return self.vocabulary.piece_bytes(*_ids([token]))
 
     def token_text(self, token: int) -> str:
         """`token_bytes` for display, with U+FFFD for parts of characters."""
@@ -225,7 +227,9 @@ class Tokenizer:
 
     def token_id(self, piece: str) -> int | None:
         """Id of a special or added token by its text (or of any piece by its spelling in the vocabulary)."""
-        token: int | None = self.vocabulary.backend.token_to_id(piece)
+        if not isinstance(piece, str):
+            raise ArgumentError(f"piece: found {type(piece).__name__}, expected a string")
+        token: int | None = self.vocabulary.backend.token_to_id(_valid(piece))
         return token
 
     def is_special(self, token: int) -> bool:
@@ -254,6 +258,10 @@ class Tokenizer:
         `variables` are passed to the template (such as enable_thinking). Raises ArgumentError with the template's own
         message where it refuses the conversation.
         """
+        if not isinstance(variables, Mapping | None):
+            raise ArgumentError(f"variables: found {type(variables).__name__}, expected names and values")
+        if not isinstance(tools, Sequence | None) or isinstance(tools, str | bytes):
+            raise ArgumentError(f"tools: found {type(tools).__name__}, expected a list")
         template = self.chat_templates.get("tool_use") if tools else None
         template = template or self.chat_template
         if template is None:
@@ -269,6 +277,13 @@ class Tokenizer:
 
     def _piece(self, token: int) -> str:
         return self.vocabulary.pieces[token] or ""
+
+
+def _ids(values: object) -> list[int]:
+    try:
+        return [index(value) for value in values]  # type: ignore[attr-defined]
+    except TypeError:
+        raise ArgumentError(f"ids: found {shown(values)}, expected integers") from None
 
 
 def _valid(text: str) -> str:
