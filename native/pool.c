@@ -24,6 +24,7 @@
 
 /* Longer than the gaps inside a decode step, shorter than anyone notices. */
 enum { SPIN_NS = 30000, YIELD_NS = 500000 };
+enum { STACK_BYTES = 1 << 20 }; /* of a worker: the default of musl is 128 KiB, that of glibc follows the shell */
 #define OPEN ((uint64_t)1)
 #define STOP ((uint64_t)2)
 #define JOIN ((uint64_t)4)
@@ -191,11 +192,15 @@ static void start_workers(void) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pool.first = region_number();
     pool.caller_cpu = -1;
     while (pool.started < pool.threads - 1 &&
-           !pthread_create(&pool.worker[pool.started], NULL, work, (void *)(intptr_t)(pool.started + 1)))
+           !pthread_create(&pool.worker[pool.started], &attributes, work, (void *)(intptr_t)(pool.started + 1)))
         pool.started++;
+    pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pool.threads = pool.started + 1;
 }

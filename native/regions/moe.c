@@ -29,7 +29,8 @@ struct moe {
     int chunk_count;
     float *h;      /* (pairs, intermediate) */
     uint8_t *h_in; /* the same in the activation format of the expert's down */
-    size_t h_stride, h_pitch;
+    float *up; /* of each thread: too large for the stacks that threads have on some systems */
+    size_t h_stride, h_pitch, up_stride;
     atomic_int *left; /* (chunks, blocks of BLOCK_ROWS): items of region 1 to go until the block of h is whole */
     int items_a_chunk;
 };
@@ -127,10 +128,10 @@ static void quantize_h(const struct moe *m, const struct chunk *chunk, int block
                                       m->h + (size_t)c * m->h_pitch + row, rows);
 }
 
-static void first_stretch(struct moe *m, struct stretch at, const void *then) {
+/* up: scratch for the columns of a chunk, UP_PITCH apart. */
+static void first_stretch(struct moe *m, struct stretch at, float *up, const void *then) {
     const struct chunk *chunk = &m->chunks[at.chunk];
     const struct expert *e = &m->in->experts[chunk->expert];
-    _Alignas(64) float up[REGION_COLUMNS * UP_PITCH];
     struct columns columns = {.n = chunk->count};
     const bool gated = e->gate.tiles;
     for (int c = 0; c < chunk->count; c++) columns.y[c] = up + c * UP_PITCH - at.row; /* from row 0 */
@@ -186,7 +187,8 @@ static inline void run_items(struct moe *m, int thread, bool down) {
             items.first += round_up_to(at.rows, ITEM_ROWS);
             const int next = items.first < items.last ? items.first : pool_peek(thread);
             const void *then = next < 0 ? NULL : begin_of(m, stretch_of(m, (struct items){next, next + 1}, all_rows), down);
-            (down ? second_stretch : first_stretch)(m, at, then);
+            if (down) second_stretch(m, at, then);
+            else first_stretch(m, at, m->up + (size_t)thread * m->up_stride, then);
         }
 }
 static void first_items(void *context, int thread, int threads) { (void)threads; run_items(context, thread, false); }
@@ -231,6 +233,8 @@ static size_t place(struct moe *m, struct plan *plan, uint8_t *scratch) {
     m->left = take_scratch(&scratch, chunks * (size_t)round_up_to(in->intermediate, BLOCK_ROWS) * sizeof(atomic_int));
     m->h = take_scratch(&scratch, pairs * m->h_pitch * sizeof(float));
     m->h_in = take_scratch(&scratch, pairs * m->h_stride);
+    m->up_stride = (pairs < REGION_COLUMNS ? pairs : REGION_COLUMNS) * UP_PITCH;
+    m->up = take_scratch(&scratch, (size_t)pool_threads() * m->up_stride * sizeof(float));
     m->weighted = take_scratch(&scratch, in->input_weights ? pairs * (size_t)in->hidden * sizeof(float) : 0);
     m->x_in = take_scratch(&scratch, operand_bytes(&m->x));
     return (size_t)(scratch - begin);

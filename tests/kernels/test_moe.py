@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import numpy as np
 import pytest
 import reference
@@ -192,3 +195,16 @@ def test_an_expert_that_is_not_set_is_an_error_before_any_work() -> None:
     run(table, x, np.array([[1, 3]], np.int32), only=[1], slots=slots)
     assert slots.numpy()[0].any()
     assert not slots.numpy()[1].any()
+
+
+def test_a_caller_with_a_small_stack() -> None:
+    """Threads have 128 KiB on musl; a child, since an overflow ends the process."""
+    table, (x, ids) = table_of([make_expert(e, ("Q4_K", "Q4_K", "Q6_K"), False) for e in range(EXPERTS)]), batch(300, 2)
+    child = os.fork()
+    if not child:
+        threading.stack_size(128 << 10)
+        caller = threading.Thread(target=run, args=(table, x, ids))
+        caller.start()
+        caller.join()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
