@@ -147,6 +147,7 @@ struct kernels {
     /* activations */
     void (*quantize[ACTIVATION_COUNT])(void *out, const float *x, int n);        /* n a multiple of the block */
     void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n, struct glu_options options);
+    void (*sigmoid_gate)(float *out, const float *gate, int n);                  /* out *= sigmoid(gate) */
     /* rows */
     bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);  /* false: x is not finite */
     bool (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps);

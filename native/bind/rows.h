@@ -16,6 +16,14 @@ void add(Tensor &out, const Tensor &x) {
         kernels->add(out.f32() + done, x.f32() + done, int(std::min<int64_t>(n - done, INT32_MAX / 2)));
 }
 
+/* out *= sigmoid(gate), value by value. */
+void sigmoid_gate(Tensor &out, const Tensor &gate) {
+    f32_of(out, "out", -1, -1);
+    f32_of(gate, "gate", out.shape[0], out.shape[1]);
+    expect_apart(out, "out", gate, "gate");
+    region_sigmoid_gate(out.f32(), gate.f32(), int(out.shape[0]), int(out.shape[1]));
+}
+
 void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
@@ -123,6 +131,7 @@ void bind_rows(nb::module_ &m) {
              "sum_least"_a = 1e-20f, "scale"_a = 1.0f, "groups"_a = 1, "kept_groups"_a = 1, "group_score"_a = "max",
              optional("bias"), optional("correction"), optional("expert_scale"));
     m.def("add", &add, "out"_a, "x"_a);
+    m.def("sigmoid_gate", &sigmoid_gate, "out"_a, "gate"_a);
     m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
     m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "routing"_a);
     m.def("route", &route, "ids"_a, "weights"_a, "logits"_a, "normed"_a, "x"_a, "norm"_a, "gate"_a, "routing"_a);

@@ -99,6 +99,27 @@ void matmul(const nb::tuple &outs, const Tensor &x, const nb::tuple &weights, bo
     Products(outs, x, weights, biases).compute(exact, accumulate);
 }
 
+/* The first k values of each head of x (n, heads * x_step) times the head's own rows of weight (heads * rows, k) are the first of
+ * the head's values in out (n, heads * out_step); with `rest` what lies behind is copied. */
+void head_matmul(Tensor &out, const Tensor &x, const Tensor &weight, int heads, bool exact, bool rest) {
+    if (heads < 1) wrong("heads", text(heads), "1 or more");
+    expect_tiled(weight, "weight", -1, -1);
+    f32_of(x, "x", -1, -1);
+    f32_of(out, "out", x.shape[0], -1);
+    const int64_t k = weight.shape[1], rows = weight.shape[0] / heads;
+    if (weight.shape[0] % heads || rows % TILE_ROWS)
+        wrong("weight", describe(weight), text(heads, " heads of a multiple of 16 rows"));
+    const int64_t x_step = x.shape[1] / heads, out_step = out.shape[1] / heads;
+    if (x.shape[1] % heads || x_step < k || (!rest && x_step != k))
+        wrong("x", describe(x), text("rows of ", heads, " times ", k, rest ? " or more" : ""));
+    if (out.shape[1] % heads || out_step - rows != x_step - k)
+        wrong("out", describe(out), text("rows of ", heads, " times ", rows + x_step - k));
+    expect_apart(out, "out", x, "x");
+    const struct head_product product = {x.f32(),     matrix_of(weight), int(x.shape[0]),   heads,
+                                         int(x_step), int(out_step),     int(x_step - k), exact};
+    check_region(unlocked([&] { return region_head_matmul(out.f32(), &product); }));
+}
+
 /* normed = the norm of x; outs = its products. False, and no products: x is not finite. */
 bool norm_matmul(const nb::tuple &outs, Tensor &normed, const Tensor &x, const Norm &before, const nb::tuple &weights,
                  bool exact, const std::optional<nb::tuple> &biases) {
@@ -131,6 +152,7 @@ void bind_weights(nb::module_ &m) {
     m.def("embed", &embed, "out"_a, "table"_a, "ids"_a);
     m.def("matmul", &matmul, "outs"_a, "x"_a, "weights"_a, "exact"_a = false, "accumulate"_a = false,
           "biases"_a = nb::none());
+    m.def("head_matmul", &head_matmul, "out"_a, "x"_a, "weight"_a, "heads"_a, "exact"_a = false, "rest"_a = false);
     m.def("norm_matmul", &norm_matmul, "outs"_a, "normed"_a, "x"_a, "norm"_a, "weights"_a, "exact"_a = false,
           "biases"_a = nb::none());
     m.def("quantize", &quantize, "type"_a, "rows"_a.noconvert(), "importance"_a.noconvert() = nb::none());

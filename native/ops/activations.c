@@ -68,3 +68,10 @@ GLU(gelu_erf)
 GLU(relu2)
 GLU(silu_clamped)
 GLU(swiglu_oai)
+
+void KERNEL(sigmoid_gate)(float *out, const float *gate, int n) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16) vf_store(out + i, vf_mul(vf_load(out + i), vf_sigmoid(vf_load(gate + i))));
+    if (i < n)
+        vf_store_first(out + i, vf_mul(vf_load_first(out + i, n - i), vf_sigmoid(vf_load_first(gate + i, n - i))), n - i);
+}

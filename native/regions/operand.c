@@ -24,7 +24,7 @@ struct quantization { const struct operand *operand; const uint8_t *needed; };
 
 static void quantize_row(const struct operand *o, int64_t row) {
     for (int a = A_F32 + 1; a < ACTIVATION_COUNT; a++)
-        if (o->stride[a]) kernels->quantize[a](o->rows[a] + (size_t)row * o->stride[a], o->x + row * o->k, o->k);
+        if (o->stride[a]) kernels->quantize[a](o->rows[a] + (size_t)row * o->stride[a], o->x + (size_t)row * o->step, o->k);
 }
 
 static void quantize_some(void *context, int thread, int threads) {
@@ -41,6 +41,8 @@ void operand_make(struct operand *o, uint8_t *scratch, const uint8_t *rows_neede
         scratch += format_bytes(o, a);
     }
     o->rows[A_F32] = (uint8_t *)o->x;
+    if (!o->step) o->step = (size_t)o->k;
+    o->stride[A_F32] = o->step * sizeof(float);
     struct quantization q = {o, rows_needed};
     if (!o->stride[A_Q32] && !o->stride[A_Q256]) return;
     pool_share(quantize_some, &q, o->n, o->n == 1 || (int64_t)o->n * o->k <= ALONE);

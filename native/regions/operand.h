@@ -7,8 +7,9 @@
 enum { REGION_COLUMNS = 128 }; /* columns of a work item: their rows of x stay in the second cache */
 
 struct operand {
-    const float *x; /* (n, k) */
+    const float *x; /* n rows of k values */
     int n, k;
+    size_t step;                     /* from one row to the next; 0: k */
     size_t stride[ACTIVATION_COUNT]; /* bytes a row; 0: not needed */
     uint8_t *rows[ACTIVATION_COUNT];
 };

@@ -20,6 +20,16 @@ struct matrix { const void *tiles; int type, rows, k; }; /* a tiled weight; type
 int region_matmul(float *const *outs, const float *x, int n, int k, const struct matrix *weights,
                   const float *const *biases, int count, bool exact, bool accumulate);
 
+/* Heads of x, x_step values apart, each times its own rows of a weight (heads * rows, k): the first k values of a head of x give
+ * the first `rows` of a head of out. rest: how many values behind those are copied. */
+struct head_product {
+    const float *x;         /* (n, heads, x_step) */
+    struct matrix weight;   /* of all heads; rows of a head are a multiple of 16 */
+    int n, heads, x_step, out_step, rest;
+    bool exact;
+};
+int region_head_matmul(float *out, const struct head_product *product); /* out (n, heads, out_step) */
+
 /* An expert without a gate has no tiles there: down(activation(up x)). */
 struct expert { struct matrix gate, up, down; const float *gate_bias, *up_bias, *down_bias; bool set; };
 
@@ -92,6 +102,8 @@ bool region_gated_norm(float *out, const float *x, const float *gate, int n, con
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 /* LayerNorm with a bias, RMSNorm without. */
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
+/* out *= sigmoid(gate) */
+void region_sigmoid_gate(float *out, const float *gate, int n, int dim);
 void region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; a NaN stays one */
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 /* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on

@@ -67,6 +67,21 @@ void region_clip(float *x, int n, int dim, float limit) {
     over_rows(clip_rows, &job, n, dim);
 }
 
+struct gate_job { float *out; const float *gate; int dim; };
+
+static bool gate_rows(const void *context, int first, int last, int thread) {
+    (void)thread;
+    const struct gate_job *job = context;
+    for (int64_t i = first; i < last; i++)
+        kernels->sigmoid_gate(job->out + i * job->dim, job->gate + i * job->dim, job->dim);
+    return true;
+}
+
+void region_sigmoid_gate(float *out, const float *gate, int n, int dim) {
+    const struct gate_job job = {out, gate, dim};
+    over_rows(gate_rows, &job, n, 2 * (int64_t)dim);
+}
+
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };
 
 static bool embed_rows(const void *context, int first, int last, int thread) {

@@ -96,6 +96,20 @@ def matmul(x: F32, weight: Weight, exact: bool = False, bias: F32 | None = None)
     return (y if bias is None else y + bias).astype(np.float32)
 
 
+def head_matmul(x: F32, weight: Weight, heads: int, exact: bool = False) -> F32:
+    """The first k values of each head of x (n, heads * (k + rest)) times its rows of weight (heads * rows, k).
+
+    Returns (n, heads * (rows + rest)): what lies behind the k values of a head is kept behind its products.
+    """
+    k, rows = weight.shape[1], weight.shape[0] // heads
+    parts = x.reshape(len(x), heads, -1)
+    values = dequantize(*weight).reshape(heads, rows, k).astype(np.float64)
+    activation = "f32" if exact else FORMATS[weight.type].activation
+    seen = as_seen(np.ascontiguousarray(parts[..., :k]).reshape(-1, k), activation).reshape(len(x), heads, k)
+    products = np.einsum("nhk,hrk->nhr", seen, values)
+    return np.concatenate([products, parts[..., k:]], axis=2).reshape(len(x), -1).astype(np.float32)
+
+
 def embed(table: Weight, ids: I32) -> F32:
     """Rows `ids` of the table: (n, k)."""
     if ids.size and (ids.min() < 0 or ids.max() >= table.shape[0]):
@@ -421,6 +435,11 @@ def moe(x: F32, experts: Sequence[Expert | None], ids: I32, activation: Activati
             row = row * input_weights.reshape(-1)[place]
         slots[place] = expert(row, chosen, activation, exact)[0]
     return slots
+
+
+def sigmoid_gate(out: F32, gate: F32) -> F32:
+    """out * sigmoid(gate)."""
+    return np.asarray(out * np.exp(-np.logaddexp(0.0, -gate.astype(np.float64))), np.float32)
 
 
 def combine(out: F32, slots: F32, weights: F32) -> F32:
