@@ -18,6 +18,10 @@ class FileError(ColibriError):
     code = -1
 
 
+class ChangedFileError(FileError):
+    """A file in use is not what it was, which does not pass: what was loaded from it must be loaded again."""
+
+
 class MemoryBudgetError(ColibriError):
     """The memory asked for is not there, or the budget is below what the model needs."""
 

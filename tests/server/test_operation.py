@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
 from colibri.server.app import _reports
 from colibri.server.heartbeat import Watchdog
@@ -254,6 +256,30 @@ def test_an_engine_that_is_killed_comes_back() -> None:
         health = server.get("/health").json()
         assert health["engine"]["restarts"] == 2
         assert server.metric("colibri_engine_restarts_total") == 2
+
+
+@pytest.mark.parametrize("how", ["touched", "replaced by a shorter one"])
+def test_a_model_file_that_changed_is_loaded_again(tmp_path: Path, how: str) -> None:
+    """Experts are read as they are needed, and not from what is no longer the file that was checked."""
+    source, file = model_path(None), tmp_path / "model.gguf"
+    shutil.copy(source, file)
+    many = {"prompt": "It was the best of times, and the king said to the queen:", "max_tokens": 60}
+    with serving("-m", str(file)) as server:
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+        if how == "touched":
+            os.utime(file)
+        else:
+            os.truncate(file, 1 << 20)
+        first = server.post("/v1/completions", many)
+        assert first.status_code == 500
+        assert "while in use" in first.json()["error"]["message"]
+        server.wait(lambda: server.get("/health").json()["engine"]["restarts"] >= 1)
+        if how != "touched":
+            server.wait(lambda: "truncated" in server.get("/health").json().get("reason", ""))
+            assert server.get("/health").status_code == 503
+            shutil.copy(source, file)
+        server.wait(lambda: server.get("/health").status_code == 200, 60)
+        assert server.post("/v1/completions", many).status_code == 200
 
 
 def test_while_the_engine_is_away_requests_are_refused(removable: Path) -> None:

@@ -90,7 +90,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The model cannot be loaded; the process ends. code: that of the error, as C callers know it."""
+    """The model cannot be loaded, or used any more; the process ends. code: the error's, as C callers know it."""
 
     code: int
     message: str

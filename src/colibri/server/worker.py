@@ -22,7 +22,7 @@ from colibri.config import LoadOptions
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.engine.sequence import Sequence
-from colibri.errors import ArgumentError, ColibriError
+from colibri.errors import ArgumentError, ChangedFileError, ColibriError
 from colibri.server import protocol
 from colibri.server.constraints import Grammars
 from colibri.server.heartbeat import BEAT_S, Heart
@@ -72,15 +72,23 @@ class Worker:
         self._collected = time.monotonic()
         self._dirty = False
         self._turns = 0
+        self._stale: ChangedFileError | None = None
 
-    def run(self) -> None:
-        """Serve until told to stop or until the web server is gone."""
+    def run(self) -> bool:
+        """Serve until told to stop or until the web server is gone.
+
+        False: the model's files were changed, so that every request would fail; the web server starts another process.
+        """
         while self._receive():
             self._turns += 1
             if self._running:
                 self._step()
+            if self._stale is not None:
+                self._send(protocol.Failed(self._stale.code, str(self._stale)))
+                return False
             self._stats()
             self._collect()
+        return True
 
     def progress(self) -> int:
         """A number that grows whenever anything is done, within a step, too."""
@@ -167,6 +175,8 @@ class Worker:
             del self._running[request]
             self._totals.cached_tokens += sequence.cached
         fault = isinstance(sequence.error, ArgumentError)
+        if isinstance(sequence.error, ChangedFileError):
+            self._stale = sequence.error
         return [
             protocol.Output(
                 request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt
@@ -251,8 +261,8 @@ def serve(line: Line) -> int:
         gc.collect()
         gc.freeze()
         gc.disable()
-        worker.run()
-    return 0
+        good = worker.run()
+    return 0 if good else EXIT_BAD_MODEL
 
 
 def main() -> int:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from colibri.errors import FileError
+from colibri.errors import ChangedFileError, FileError
 
 _READ_LIMIT = 1 << 30  # Linux reads at most 0x7ffff000 bytes a call
 Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
 
 
-def truncated(path: Path, descriptor: int, nbytes: int, offset: int) -> FileError:
+def truncated(path: Path, descriptor: int, nbytes: int, offset: int) -> ChangedFileError:
     """What a read of so many bytes that found the end of an open file says."""
-    return FileError(
+    return ChangedFileError(
         f"{path}: ends at byte {os.fstat(descriptor).st_size}, but {nbytes} bytes at offset {offset} are needed; "
         "the file was truncated while in use"
     )
@@ -29,9 +29,11 @@ def identity_of(descriptor: int) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def changed(path: Path) -> FileError:
+def changed(path: Path) -> ChangedFileError:
     """What a read says of a file that is not what it was."""
-    return FileError(f"{path}: is not what was read first; it was changed or replaced while in use; load it again")
+    return ChangedFileError(
+        f"{path}: is not what was read first; it was changed or replaced while in use; load it again"
+    )
 
 
 def open_regular(path: Path) -> int:
