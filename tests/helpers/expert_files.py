@@ -54,8 +54,8 @@ def router_spec(layer: int, experts: int = EXPERTS) -> TensorSpec:
 def open_experts(path: Path, layers: int = LAYERS, experts: int = EXPERTS) -> ExpertStore:
     """The experts of a file of `write_file`, as its metadata would describe them."""
     values = {
-        "olmoe.block_count": layers, "olmoe.embedding_length": HIDDEN, "olmoe.feed_forward_length": INTERMEDIATE,
-        "olmoe.expert_count": experts,
+        "general.architecture": "olmoe", "olmoe.block_count": layers, "olmoe.embedding_length": HIDDEN,
+        "olmoe.feed_forward_length": INTERMEDIATE, "olmoe.expert_count": experts,
     }  # fmt: skip
     metadata = Metadata(path, values)
     return ExpertStore(Checkpoint(path, "gguf", "m", olmoe.FAMILY, metadata, read_gguf(path).tensors, metadata))

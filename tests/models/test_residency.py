@@ -60,7 +60,7 @@ def test_a_dense_layer_at_the_end(load: Load, tmp_path: Path) -> None:
     ]
     for name, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
         specs.append(TensorSpec(f"blk.1.ffn_{name}.weight", "F32", shape))
-    write_model(path, model_metadata("llama"), specs)
+    write_model(path, model_metadata("olmoe"), specs)
     model = load(path)
     assert model.infer([1, 2, 3]).shape == (3, model.spec.vocab_size)
     trace = model.routing.trace()  # (tokens, layers, k)

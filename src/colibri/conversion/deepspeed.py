@@ -23,7 +23,7 @@ from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo
 
 DENSE: Final = "mp_rank_00_model_states.pt"
-ARCHITECTURE: Final = FAMILY.architecture
+ARCHITECTURE: Final = FAMILY.architectures[0]
 _EXPERT_FILES: Final = "*expert_*_mp_rank_00_model_states.pt"
 _OF_ANOTHER_RANK = re.compile(r".*mp_rank_(?!00_)\d+_model_states\.pt|layer_\d+-model_\d+-model_states\.pt")
 # What only these values are implemented for; others are refused by name.

@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from colibri.conversion.plan import Output
 from colibri.conversion.rows import read_rows
 from colibri.errors import FormatError, starting_threads
 from colibri.weights.file_reader import FileReader
-from colibri.weights.load import to_float32
+from colibri.weights.load import to_float32, transformed
 from colibri.weights.quantize import quantize_rows
 from colibri.weights.tensor_info import TensorInfo
 
@@ -92,9 +92,10 @@ class Pieces:
         """(part, first row, rows) for every piece: whole heads where rows are reordered."""
         for part, info in enumerate(self._output.parts):
             rows, k = math.prod(info.shape[:-1]), info.shape[-1]
-            if self._output.head_rows and len(info.shape) == 1:
+            order = self._output.order
+            if (order or info.order) and len(info.shape) == 1:
                 rows, k = info.shape[0], 1
-            unit = self._output.head_rows or 1
+            unit = 1 if order is None else order.unit
             step = max(1, CHUNK_VALUES // (unit * k)) * unit
             for first in range(0, rows, step):
                 yield part, first, min(step, rows - first)
@@ -102,22 +103,17 @@ class Pieces:
     def _compute(self, part: int, first: int, count: int) -> tuple[Bytes, Bytes]:
         """Rows of a part as the source has them, and as they are written."""
         info, spec = self._output.parts[part], self._output.spec
-        k = 1 if self._output.head_rows and len(info.shape) == 1 else info.shape[-1]
+        order = self._output.order
+        k = 1 if (order or info.order) and len(info.shape) == 1 else info.shape[-1]
         raw = read_rows(info, first, count, k, self._reader)
-        ordered = adjacent_pairs(raw, self._output.head_rows) if self._output.head_rows else raw
+        ordered = raw if order is None else raw[order.sources(0, count)]
         if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
             return raw, ordered.reshape(-1)
         if info.type in ("F32", "F16", "BF16"):
-            rows = to_float32(ordered.reshape(-1), info.type).reshape(-1, k)
+            rows = transformed(info, to_float32(ordered.reshape(-1), info.type)).reshape(-1, k)
         else:
             rows = dequantize(info.type, ordered, len(ordered), k)
         weights = self._importance
         if weights is not None and weights.ndim == 2:
             weights = weights[part]
         return raw, quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
-
-
-def adjacent_pairs(rows: Bytes, head_rows: int) -> Bytes:
-    """(rows, bytes): rows i and i + h/2 of every head of h rows become rows 2i and 2i + 1."""
-    halves: npt.NDArray[Any] = rows.reshape(-1, 2, head_rows // 2, rows.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

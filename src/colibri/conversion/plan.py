@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ from colibri.weights.block_types import BY_NAME
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import CHECKSUMS, TensorSpec, Value
+from colibri.weights.row_order import RowOrder
 from colibri.weights.single_expert import GENERAL_TYPE
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import TensorInfo, part_of
 
 _SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|bias)")
 # Written anew, or about the files that are read.
@@ -32,13 +33,13 @@ _ORDER = ("token_embd", "output_norm", "output", "attn_norm", "attn", "ffn_norm"
 class Output:
     """One tensor to write; `parts` are the experts of a merged tensor, or pieces of rows to be put together, in order.
 
-    head_rows: rows of a head that are reordered from half-split to adjacent pairs; 0: written as they are.
+    order: in which the rows are written.
     values: what to write where no source holds it.
     """
 
     spec: TensorSpec
     parts: tuple[TensorInfo, ...]
-    head_rows: int = 0
+    order: RowOrder | None = None
     values: npt.NDArray[np.float32] | None = None
 
     @property
@@ -67,11 +68,13 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
     factors = rope_factors(checkpoint) if only_expert is None else None
     if factors is not None:
         outputs.append(Output(TensorSpec(ROPE_TABLE, "F32", factors.shape), (), values=factors))
+    orders = checkpoint.family.row_orders(checkpoint.metadata)
     for name, parts in gathered.items():
         first, *rest = parts[0].shape
         shape = (len(parts), first, *rest) if is_merged_experts(name) else (len(parts) * first, *rest)
         type_name = tensor_type(mix, _merged_name(name), shape, context)
-        outputs.append(Output(TensorSpec(name, type_name, shape), parts, _head_rows(checkpoint, name, parts[0])))
+        parts, order = _in_stored_order(name, parts, orders)
+        outputs.append(Output(TensorSpec(name, type_name, shape), parts, order))
     return sorted(outputs, key=lambda output: _place(output.spec.name))
 
 
@@ -117,17 +120,19 @@ def _place(name: str) -> tuple[int, int, str]:
     return int(match[1]) if match else -1, next(i for i, start in enumerate(_ORDER) if rest.startswith(start)), rest
 
 
-def _head_rows(checkpoint: Checkpoint, name: str, source: TensorInfo) -> int:
-    """Files of some architectures hold q and k for rope on adjacent pairs; directories never do."""
-    match = re.fullmatch(r"blk\.\d+\.(attn_[qk])\.(weight|bias)", name)
-    if match is None or match[1] not in checkpoint.family.adjacent_pairs or source.head_rows:
-        return 0
-    heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
-    hidden = checkpoint.metadata.integer(checkpoint.key("embedding_length"), low=1)
-    head_rows = checkpoint.metadata.integer(checkpoint.key("attention.key_length"), hidden // heads, low=1)
-    if head_rows % 2 or source.shape[0] % head_rows:
-        raise FormatError(f"{source.file}: {name} has {source.shape[0]} rows, not whole heads of {head_rows} rows")
-    return head_rows
+def _in_stored_order(
+    name: str, parts: tuple[TensorInfo, ...], orders: Mapping[str, RowOrder]
+) -> tuple[tuple[TensorInfo, ...], RowOrder | None]:
+    """The parts and how their rows are put in order; nothing is where the source's is that of the files already."""
+    order = orders.get(part_of(name))
+    if order is None:
+        return parts, None
+    if all(part.order == order for part in parts):
+        return tuple(replace(part, order=None) for part in parts), None
+    for part in parts:
+        if not order.divides(part.shape[0]):
+            raise FormatError(f"{part.file}: {name} has {part.shape[0]} rows, not whole heads of {order.unit} rows")
+    return parts, order.inverse()
 
 
 def _typed(checkpoint: Checkpoint) -> dict[str, object]:

@@ -33,10 +33,8 @@ from colibri.weights.tensor_info import TensorInfo
 class _Unread(DenseWeights):
     """Checks shapes as at a load; matrices are handles that are never filled, and vectors hold ones."""
 
-    def vector(self, name: str, size: int) -> ops.Tensor:
-        """The vector (size,)."""
-        self.checkpoint.require(name, (size,))
-        tensor = ops.tensor("F32", (size,))
+    def _plain(self, info: TensorInfo) -> ops.Tensor:
+        tensor = ops.tensor("F32", info.shape)
         tensor.numpy()[...] = 1
         return tensor
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from colibri.weights.block_types import row_bytes
 from colibri.weights.file_reader import FileReader
+from colibri.weights.row_order import read_rows as in_order
 from colibri.weights.tensor_info import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
@@ -16,9 +17,13 @@ def read_rows(info: TensorInfo, first: int, count: int, k: int, reader: FileRead
     """(count, bytes a row): rows of a matrix (rows, k), of a vector (k,), or with k = 1 values of a vector (rows,)."""
     if info.strides is not None:
         return _read_strided(info, first, count, k, reader)
-    rows = np.empty((count, row_bytes(info.type, k)), np.uint8)
-    reader.read_into(info.file, info.offset + first * rows.shape[1], rows)
-    return rows
+
+    def stored(first: int, count: int) -> Bytes:
+        rows = np.empty((count, row_bytes(info.type, k)), np.uint8)
+        reader.read_into(info.file, info.offset + first * rows.shape[1], rows)
+        return rows
+
+    return in_order(info.order, first, count, stored)
 
 
 def _read_strided(info: TensorInfo, first: int, count: int, k: int, reader: FileReader) -> Bytes:

@@ -86,7 +86,7 @@ class Model:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the checkpoint and the memory plan that a user should see."""
-        return (*self.plan.notes, *(self.tokenizer.notes if self.has_tokenizer else ()))
+        return (*self.checkpoint.notes, *self.plan.notes, *(self.tokenizer.notes if self.has_tokenizer else ()))
 
     # ---- running -------------------------------------------------------------------------------------------------
 

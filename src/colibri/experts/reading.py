@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
@@ -100,11 +102,15 @@ class ExpertReader:
     def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
         """Read `count` rows from `first` on and tile them into their place."""
         file = self.open(info.file)
-        row_bytes = info.row_bytes
-        offset, nbytes = info.offset + first * row_bytes, count * row_bytes
+        row_bytes, order = info.row_bytes, info.order
+        low, high = (first, first + count) if order is None else order.span(first, count)
+        offset, nbytes = info.offset + low * row_bytes, (high - low) * row_bytes
         direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
         read = self._fetch(file, self._staging(), offset, nbytes, direct)
         file.check_unchanged()
+        if order is not None:
+            stored = np.frombuffer(read, np.uint8).reshape(high - low, row_bytes)
+            read = stored[order.sources(first, count) - low].reshape(-1).data
         ops.tile(tensor, read, first, count)
 
     def close(self) -> None:
@@ -178,5 +184,14 @@ def staging_bytes(store: ExpertStore) -> int:
     Huge pages unless it is small: on pages of 4 KiB a read has hundreds of segments and takes twice as long.
     """
     parts = [part for layer in store.moe_layers() for part in store.like(layer).parts]
-    piece = max(min(part.nbytes, PIECE) + STRIPE * part.row_bytes for part in parts) + 2 * ALIGNMENT
+    piece = max(_stored_bytes(part) for part in parts) + 2 * ALIGNMENT
     return piece if piece < HUGE_PAGE // 4 else -(-piece // HUGE_PAGE) * HUGE_PAGE
+
+
+def _stored_bytes(part: TensorInfo) -> int:
+    """What is read of the file for one piece at most."""
+    wanted = min(part.nbytes, PIECE) + STRIPE * part.row_bytes
+    if part.order is None:
+        return wanted
+    units = -(-wanted // (part.row_bytes * len(part.order.rows))) + 1
+    return units * part.order.unit * part.row_bytes

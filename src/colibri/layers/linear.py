@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from colibri import ops
-from colibri.errors import starting_threads
+from colibri.errors import UnsupportedError, starting_threads
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain, read_tiles
@@ -30,6 +30,7 @@ class DenseWeights:
         self._offset = 0
         self._reader = FileReader()
         self._matrices: list[tuple[TensorInfo, ops.Tensor]] = []
+        self._given: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds this tensor."""
@@ -37,6 +38,7 @@ class DenseWeights:
 
     def matrix(self, name: str, rows: int, k: int) -> ops.Tensor:
         """The tiled weight (rows, k)."""
+        self._given.add(name)
         info = self.checkpoint.require(name, (rows, k))
         tensor = ops.tensor(info.type, (rows, k), self._memory, self._offset, tiled=True)
         self._offset += _space(info)
@@ -45,7 +47,21 @@ class DenseWeights:
 
     def vector(self, name: str, size: int) -> ops.Tensor:
         """The F32 vector (size,), widened from F16 or BF16 where the file has those."""
-        return load_plain(self.checkpoint.require(name, (size,)), self._reader)
+        self._given.add(name)
+        return self._plain(self.checkpoint.require(name, (size,)))
+
+    def _plain(self, info: TensorInfo) -> ops.Tensor:
+        return load_plain(info, self._reader)
+
+    def check_all_given(self) -> None:
+        """Raise UnsupportedError that names tensors of which the model, as it is run, makes no use."""
+        unknown = [name for name in self.checkpoint.tensors if name not in self._given and not _is_expert(name)]
+        if unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise UnsupportedError(
+                f"{self.checkpoint.path}: the tensors {', '.join(unknown[:3])}{more} are not known for "
+                f"{self.checkpoint.architecture} models; what they do would be left out"
+            )
 
     def optional_vector(self, name: str, size: int) -> ops.Tensor | None:
         """The F32 vector (size,), or None when the checkpoint has none."""

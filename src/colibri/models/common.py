@@ -6,7 +6,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -25,11 +25,32 @@ from colibri.spec import (
     RoutingSpec,
 )
 from colibri.weights.checkpoint import Checkpoint
+from colibri.weights.metadata import Metadata
+from colibri.weights.row_order import RowOrder, adjacent_pairs
 
 SCALINGS: dict[str, RopeScaling] = {
     "none": "none", "default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "dynamic": "dynamic",
 }  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
+
+
+def rope_on_adjacent_pairs(*parts: str) -> Callable[[Metadata], Mapping[str, RowOrder]]:
+    """For families whose GGUF files store the rows of these projections so that neighbouring values turn together."""
+
+    def orders(metadata: Metadata) -> Mapping[str, RowOrder]:
+        architecture = metadata.text("general.architecture")
+        heads = metadata.integer(f"{architecture}.attention.head_count", low=1)
+        hidden = metadata.integer(f"{architecture}.embedding_length", low=1)
+        head_rows = metadata.integer(f"{architecture}.attention.key_length", hidden // heads, low=1)
+        rotary = metadata.integer(f"{architecture}.rope.dimension_count", head_rows)
+        if rotary != head_rows or head_rows % 2:
+            raise UnsupportedError(
+                f"{metadata.source}: {architecture}.rope.dimension_count is {rotary} of a head of {head_rows}; "
+                f"for {architecture} rope over whole heads of even size is run"
+            )
+        return dict.fromkeys(parts, adjacent_pairs(head_rows))
+
+    return orders
 
 
 def spec_function(make: Callable[[Checkpoint], ModelSpec]) -> Callable[[Checkpoint], ModelSpec]:
@@ -62,7 +83,7 @@ def model(
         context_length=metadata.integer(key("context_length"), low=1),
         layers=tuple(
             LayerSpec(mixer=mixer(layer), ffn=ffn(layer), norm=norm)
-            for layer in range(metadata.integer(key("block_count"), low=1, high=512))
+            for layer in range(checkpoint.layers)
         ),
         norm=norm,
         **rules,

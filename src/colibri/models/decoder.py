@@ -69,6 +69,7 @@ class Decoder:
         self._norm = build.norm("output_norm", spec.norm)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
+        weights.check_all_given()
 
     @property
     def weights_version(self) -> int:

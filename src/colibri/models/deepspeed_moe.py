@@ -34,4 +34,4 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
     return common.model(checkpoint, lambda layer: attention, ffn, norm, learned_positions=learned)
 
 
-FAMILY = Family(architecture="deepspeedmoe", spec=common.spec_function(spec))
+FAMILY = Family(architectures=("deepspeedmoe",), spec=common.spec_function(spec))

@@ -19,9 +19,9 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 
 
 FAMILY = Family(
-    architecture="llama",
+    architectures=("llama",),
     spec=common.spec_function(spec),
-    adjacent_pairs=("attn_q", "attn_k"),
+    row_orders=common.rope_on_adjacent_pairs("attn_q", "attn_k"),
     pre_tokenizers=frozenset(
         {"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken", "smollm", "falcon3", "pixtral"}
     ),

@@ -17,7 +17,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 
 
 FAMILY = Family(
-    architecture="olmoe",
+    architectures=("olmoe",),
     spec=common.spec_function(spec),
     pre_tokenizers=frozenset({"olmo"}),
     never_tied=True,

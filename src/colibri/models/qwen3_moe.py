@@ -19,7 +19,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 
 
 FAMILY = Family(
-    architecture="qwen3moe",
+    architectures=("qwen3moe",),
     spec=common.spec_function(spec),
     pre_tokenizers=frozenset({"qwen2"}),
     directories={

@@ -14,15 +14,16 @@ import numpy as np
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.ops import BLOCK_TYPES
 from colibri.spec import MAX_LAYERS
-from colibri.weights.family import Families, Family
+from colibri.weights.family import MORE_THAN_ONE, Families, Family
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
 from colibri.weights.huggingface import ReadWeights, read_huggingface
 from colibri.weights.metadata import Metadata
 from colibri.weights.safetensors import read_directory
-from colibri.weights.tensor_info import Expert, TensorInfo
+from colibri.weights.tensor_info import Expert, TensorInfo, with_row_orders
 
 _ANY: Final = -1
+_BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 # What a file of one general.type is, when it is given in the place of a model.
 _PARTS: Final = {
     "adapter": "a LoRA adapter, which is a change to a model and none itself; merge it into the model that it was made "
@@ -51,16 +52,18 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     tokenizer_source: Path | Metadata
     accepted: frozenset[str] = frozenset(BLOCK_TYPES)  # block types; a converter reads more than the engine runs
+    notes: tuple[str, ...] = ()  # on what is not used
 
     @property
     def architecture(self) -> str:
-        """GGUF's name of the family."""
-        return self.family.architecture
+        """GGUF's name of it."""
+        return self.metadata.text("general.architecture")
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
-        return self.metadata.integer(self.key("block_count"), low=1, high=MAX_LAYERS)
+        """Number of layers, without those that predict more than one token."""
+        blocks = self.metadata.integer(self.key("block_count"), low=1, high=MAX_LAYERS)
+        return blocks - self.metadata.integer(self.key("nextn_predict_layers"), 0, high=blocks - 1)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -175,10 +178,9 @@ def open_checkpoint(
 def _open_directory(path: Path, families: Families, read_weights: ReadWeights) -> Checkpoint:
     if not (path / "config.json").exists():
         raise FileError(f"{path}: holds no config.json, so it is not a model's directory{_hint(path)}")
-    family, metadata, tensors = read_huggingface(path, families, read_weights)
-    return Checkpoint(
-        path, "huggingface", metadata.text("general.name"), family, metadata, tensors, path / "tokenizer.json"
-    )
+    family, metadata, tensors, notes = read_huggingface(path, families, read_weights)
+    name, tokenizer = metadata.text("general.name"), path / "tokenizer.json"
+    return Checkpoint(path, "huggingface", name, family, metadata, tensors, tokenizer, notes=notes)
 
 
 def _hint(directory: Path) -> str:
@@ -212,8 +214,24 @@ def _open_gguf(path: Path, families: Families) -> Checkpoint:
     if family is None:
         raise _unknown(path, architecture, metadata, families)
     name = metadata.text("general.name", path.stem)
-    tensors = _with_row_order(family, metadata, _with_split_gate_up(file.tensors))
-    return Checkpoint(path, "gguf", name, family, metadata, tensors, metadata)
+    tensors = with_row_orders(_with_split_gate_up(file.tensors), family.row_orders(metadata))
+    return _without_skipped(Checkpoint(path, "gguf", name, family, metadata, tensors, metadata))
+
+
+def _without_skipped(checkpoint: Checkpoint) -> Checkpoint:
+    """Leave out the tensors that the engine does not use, with a note on what they are."""
+    kept: dict[str, TensorInfo] = {}
+    notes: dict[str, None] = {}
+    for name, info in checkpoint.tensors.items():
+        block = _BLOCK.match(name)
+        what = MORE_THAN_ONE if block is not None and int(block[1]) >= checkpoint.layers else None
+        for pattern, skipped in checkpoint.family.skipped.items():
+            what = skipped if re.fullmatch(pattern, name) else what
+        if what is None:
+            kept[name] = info
+        else:
+            notes[f"{what} is not used"] = None
+    return replace(checkpoint, tensors=kept, notes=tuple(notes))
 
 
 def _unknown(path: Path, architecture: str, metadata: Metadata, families: Families) -> UnsupportedError:
@@ -245,31 +263,6 @@ def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorIn
         else:
             result[name] = info
     return result
-
-
-def _with_row_order(family: Family, metadata: Metadata, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Mark the tensors whose rows are stored for rope on adjacent pairs."""
-    architecture, parts = family.architecture, family.adjacent_pairs
-    if not parts:
-        return tensors
-    heads = metadata.integer(f"{architecture}.attention.head_count", low=1)
-    hidden = metadata.integer(f"{architecture}.embedding_length", low=1)
-    head_rows = metadata.integer(f"{architecture}.attention.key_length", hidden // heads, low=1)
-    rotary = metadata.integer(f"{architecture}.rope.dimension_count", head_rows)
-    if rotary != head_rows or head_rows % 2:
-        raise UnsupportedError(
-            f"{metadata.source}: {architecture}.rope.dimension_count is {rotary} of a head of {head_rows}; "
-            f"for {architecture} rope over whole heads of even size is run"
-        )
-    pattern = re.compile(rf"blk\.\d+\.({'|'.join(parts)})\.(weight|bias)")
-    for name, info in tensors.items():
-        if pattern.fullmatch(name):
-            if info.shape[0] % head_rows:
-                raise FormatError(
-                    f"{info.file}: tensor {name} has {info.shape[0]} rows, not whole heads of {head_rows}"
-                )
-            tensors[name] = replace(info, head_rows=head_rows)
-    return tensors
 
 
 def check(checkpoint: Checkpoint) -> None:

@@ -12,78 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 from colibri.errors import FormatError
 from colibri.spec import ModelSpec
 from colibri.weights.metadata import Metadata
+from colibri.weights.row_order import RowOrder
+from colibri.weights.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from colibri.weights.checkpoint import Checkpoint
 
 REQUIRED: Final = object()
+MORE_THAN_ONE: Final = "the head that predicts more than one token (MTP)"
 
 
-@dataclass(frozen=True)
-class Key:
-    """A field of config.json and the metadata key it becomes. `names` are the names it has had."""
-
-    key: str
-    names: tuple[str, ...]
-    kind: str = "integer"  # the getter of Metadata
-    default: Any = REQUIRED  # None: no key when the field is absent
-
-
-def _no_layers(config: Metadata, layers: int) -> set[int]:
-    return set()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Directory:
-    """How the directories of one model_type are translated into GGUF's vocabulary.
-
-    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection. Where a module has had
-    several names, all of them are known. theta: of rope, where config.json gives none.
-    expects: fields that must have one of these values where they are given, because nothing else is implemented.
-    dense_layers: config -> the layers without experts.
-    """
-
-    keys: tuple[Key, ...]
-    layer: Mapping[str, str]
-    experts_modules: tuple[str, ...] = ("mlp.experts",)
-    experts: Mapping[str, str]
-    theta: float
-    always: Mapping[str, Any] = field(default_factory=dict)
-    expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    dense_layers: Callable[[Metadata, int], set[int]] = _no_layers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """A family of models.
-
-    architecture: general.architecture of its GGUF files. spec: from a checkpoint to what its model is made of.
-    directories: by model_type. adjacent_pairs: projections whose rows GGUF files store for rope on adjacent pairs.
-    pre_tokenizers: those that its released checkpoints name, to tell a mislabelled file; other_pre_tokenizers:
-    checkpoints with any other are as good. never_tied: llama.cpp asks for an output matrix even where it is tied.
-    """
-
-    architecture: str
-    spec: Callable[[Checkpoint], ModelSpec]
-    directories: Mapping[str, Directory] = field(default_factory=dict)
-    adjacent_pairs: tuple[str, ...] = ()
-    pre_tokenizers: frozenset[str] = frozenset()
-    other_pre_tokenizers: bool = False
-    never_tied: bool = False
-
-
-class Families:
-    """All families, by what their files call them."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self.by_architecture = {family.architecture: family for family in families}
-        self.by_model_type = {
-            model_type: family for family in self.by_architecture.values() for model_type in family.directories
-        }
-
-
-# ---- words that the directories of several families share ----
-
+TOP: Final = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 ATTENTION: Final = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -96,6 +39,99 @@ ATTENTION: Final = {
 }
 DENSE: Final = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 NAMED_EXPERTS: Final = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of config.json and the metadata key it becomes. `names` are the names it has had."""
+
+    key: str
+    names: tuple[str, ...]
+    kind: str = "integer"  # the getter of Metadata
+    default: Any = REQUIRED  # None: no key when the field is absent
+
+
+def _no_keys(config: Metadata) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_layers(config: Metadata, layers: int) -> set[int]:
+    return set()
+
+
+def _no_orders(metadata: Metadata) -> Mapping[str, RowOrder]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directory:
+    """How the directories of one model_type are translated into GGUF's vocabulary.
+
+    keys: fields that become a key each; more_keys: what else config.json says, as keys.
+    layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection. Where a module has had
+    several names, all of them are known. layers: what the layers are in, and top: the names of what is beside them.
+    views: what stands for several tensors of a layer, or for one in another order or shape: its name inside a layer,
+    with weight or bias where it has that, -> (config, tensor) -> tensors named without the layer.
+    transforms: GGUF names inside a layer, or of what is beside them, -> what their values go through (TRANSFORMS of
+    weights/load.py). row_orders: as of a Family, for rows of directories. skipped: patterns of names -> what they are.
+    theta: of rope, where config.json gives none.
+    expects: fields that must have one of these values where they are given, because nothing else is implemented.
+    dense_layers: config -> the layers without experts. text: the field of config.json that describes the language
+    model, where it describes others beside it. architecture: of its GGUF files, where it is not the family's first.
+    """
+
+
+    keys: tuple[Key, ...]
+    more_keys: Callable[[Metadata], Mapping[str, Any]] = _no_keys
+    layer: Mapping[str, str]
+    experts_modules: tuple[str, ...] = ("mlp.experts",)
+    experts: Mapping[str, str]
+    theta: float
+    always: Mapping[str, Any] = field(default_factory=dict)
+    expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    dense_layers: Callable[[Metadata, int], set[int]] = _no_layers
+    layers: str = "model.layers"
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
+    views: Mapping[str, Callable[[Metadata, TensorInfo], Iterable[TensorInfo]]] = field(default_factory=dict)
+    transforms: Mapping[str, str] = field(default_factory=dict)
+    row_orders: Callable[[Metadata], Mapping[str, RowOrder]] = _no_orders
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    architecture: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of models.
+
+    architectures: general.architecture of its GGUF files. spec: from a checkpoint to what its model is made of.
+    directories: by model_type. row_orders: from metadata to the parts of a layer, such as attn_q, whose rows GGUF files
+    store in another order than the engine.
+    pre_tokenizers: those that its released checkpoints name, to tell a mislabelled file; other_pre_tokenizers:
+    checkpoints with any other are as good. skipped: patterns of GGUF names -> what the tensors are that are not used.
+    never_tied: llama.cpp asks for an output matrix even where it is tied.
+    """
+
+    architectures: tuple[str, ...]
+    spec: Callable[[Checkpoint], ModelSpec]
+    directories: Mapping[str, Directory] = field(default_factory=dict)
+    row_orders: Callable[[Metadata], Mapping[str, RowOrder]] = _no_orders
+    pre_tokenizers: frozenset[str] = frozenset()
+    other_pre_tokenizers: bool = False
+    never_tied: bool = False
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+class Families:
+    """All families, by what their files call them."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        known = tuple(families)
+        self.by_architecture = {architecture: family for family in known for architecture in family.architectures}
+        self.by_model_type = {model_type: family for family in known for model_type in family.directories}
+
+
+# ---- what the directories of several families share ----
 
 COMMON_KEYS: Final = (
     Key("block_count", ("num_hidden_layers",)),

@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from colibri.errors import FormatError, UnsupportedError
-from colibri.weights.family import REQUIRED, Directory, Families, Family
+from colibri.weights.family import MORE_THAN_ONE, REQUIRED, Directory, Families, Family
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
 from colibri.weights.repository_name import repository_name
 from colibri.weights.safetensors import supported
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import TensorInfo, with_row_orders
 
-_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")  # computed, stored by old versions
 
 ReadWeights = Callable[[Path], dict[str, TensorInfo]]
@@ -32,8 +27,8 @@ ReadWeights = Callable[[Path], dict[str, TensorInfo]]
 
 def read_huggingface(
     path: Path, families: Families, read_weights: ReadWeights
-) -> tuple[Family, Metadata, dict[str, TensorInfo]]:
-    """Family, metadata and tensors of a directory with config.json, in GGUF's vocabulary.
+) -> tuple[Family, Metadata, dict[str, TensorInfo], tuple[str, ...]]:
+    """Family, metadata and tensors of a directory with config.json, in GGUF's vocabulary, and notes on what is skipped.
 
     read_weights finds the tensors.
 
@@ -44,11 +39,42 @@ def read_huggingface(
     family = _family(config, families)
     directory = family.directories[config.text("model_type")]
     _check_supported(config, directory)
+    if directory.text:
+        config = _inside(config, directory.text)
     metadata = _metadata(config, family, directory, repository_name(path) or path.resolve().name)
-    tensors = _tensors(config, directory, read_weights(path))
-    layers = metadata.integer(f"{family.architecture}.block_count", low=1, high=1 << 16)
+    layers = metadata.integer(f"{metadata.text('general.architecture')}.block_count", low=1, high=1 << 16)
+    kept, notes = _skip(directory, layers, read_weights(path))
+    tensors = with_row_orders(_tensors(config, directory, kept), directory.row_orders(metadata))
     _check_layers(config, directory, layers, tensors)
-    return family, metadata, tensors
+    return family, metadata, tensors, notes
+
+
+def _inside(config: Metadata, field: str) -> Metadata:
+    """The part of a configuration that describes the language model, with what stands beside it for all."""
+    part = config.get(field)
+    if not isinstance(part, dict):
+        raise config.error(field, type(part).__name__, "an object")
+    inside = {name: value for name, value in part.items() if value is not None}
+    return Metadata(config.source, {**{name: config[name] for name in config if name != field}, **inside})
+
+
+def _skip(
+    directory: Directory, layers: int, found: Mapping[str, TensorInfo]
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """The tensors of the model that is run, and what the others are."""
+    kept: dict[str, TensorInfo] = {}
+    notes: dict[str, None] = {}
+    in_layer = _in_layer(directory)
+    for name, tensor in found.items():
+        match = in_layer.fullmatch(name)
+        what = next((what for pattern, what in directory.skipped.items() if re.fullmatch(pattern, name)), None)
+        if what is None and match is not None and int(match[1]) >= layers:
+            what = MORE_THAN_ONE
+        if what is not None:
+            notes[f"{what} is not used"] = None
+        elif not _IGNORED.fullmatch(name):
+            kept[name] = tensor
+    return kept, tuple(notes)
 
 
 def _family(config: Metadata, families: Families) -> Family:
@@ -99,8 +125,9 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
     values |= _rope(config, directory.theta, head_dim, values["context_length"]) | dict(directory.always)
-    general = {"general.architecture": family.architecture, "general.name": name, "general.type": "model"}
-    prefix = family.architecture
+    values |= directory.more_keys(config)
+    prefix = directory.architecture or family.architectures[0]
+    general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
     return Metadata(
         config.source,
         general | {f"{prefix}.{key}": value for key, value in values.items()},
@@ -173,14 +200,16 @@ _SCALINGS: Final[Mapping[str, Callable[[Metadata, int], dict[str, Any]]]] = {
 
 # --- tensor names ---
 
-_LAYER_NAME = re.compile(r"model\.layers\.(\d{1,5})\.(.+)")
+
+def _in_layer(directory: Directory) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(directory.layers)}\.(\d{{1,5}})\.(.+)")
 
 
 def _tensors(config: Metadata, directory: Directory, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     tied = config.flag("tie_word_embeddings", False)
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in found.items():
-        if _IGNORED.fullmatch(name) or (tied and name == "lm_head.weight"):
+        if tied and name == "lm_head.weight":
             continue
         for info in _translate(config, directory, name, supported(tensor)):
             if info.name in tensors:
@@ -192,14 +221,16 @@ def _tensors(config: Metadata, directory: Directory, found: Mapping[str, TensorI
 
 
 def _translate(config: Metadata, directory: Directory, name: str, tensor: TensorInfo) -> list[TensorInfo]:
-    if name in _TOP:
-        return [_info(_TOP[name], tensor)]
-    match = _LAYER_NAME.fullmatch(name)
+    if name in directory.top:
+        return [_info(directory.top[name], tensor, directory)]
+    match = _in_layer(directory).fullmatch(name)
     if match:
         block, rest = f"blk.{int(match[1])}.", match[2]
+        if rest in directory.views:
+            return [_info(f"{block}{view.name}", view) for view in directory.views[rest](config, tensor)]
         module, _, kind = rest.rpartition(".")
         if module in directory.layer and kind in ("weight", "bias"):
-            return [_info(f"{block}{directory.layer[module]}.{kind}", tensor)]
+            return [_info(f"{block}{directory.layer[module]}.{kind}", tensor, directory)]
         for experts in directory.experts_modules:
             if rest.startswith(experts + "."):
                 infos = _expert_tensors(directory, block, rest.removeprefix(experts + "."), tensor)
@@ -224,10 +255,11 @@ def _expert_tensors(directory: Directory, block: str, rest: str, tensor: TensorI
     return []
 
 
-def _info(name: str, tensor: TensorInfo) -> TensorInfo:
+def _info(name: str, tensor: TensorInfo, directory: Directory | None = None) -> TensorInfo:
     if not 1 <= len(tensor.shape) <= 4 or min(tensor.shape) < 1:
         raise FormatError(f"{tensor.file}: tensor {tensor.name:.200} has the impossible shape {list(tensor.shape)}")
-    return replace(tensor, name=name)
+    transforms = {} if directory is None else directory.transforms
+    return replace(tensor, name=name, transform=transforms.get(re.sub(r"^blk\.\d+\.", "", name), tensor.transform))
 
 
 def _check_layers(config: Metadata, directory: Directory, layers: int, tensors: Mapping[str, TensorInfo]) -> None:
@@ -238,5 +270,6 @@ def _check_layers(config: Metadata, directory: Directory, layers: int, tensors: 
         if routed == (layer in dense):
             expected = "a dense layer" if layer in dense else "a layer with experts (a router)"
             raise FormatError(f"{config.source}: makes layer {layer} {expected}, but the tensors are not those of one")
-        if config.flag("attention_bias", False) and f"blk.{layer}.attn_q.bias" not in tensors:
+        biased = config.flag("attention_bias", False) and f"blk.{layer}.attn_q.weight" in tensors
+        if biased and f"blk.{layer}.attn_q.bias" not in tensors:
             raise FormatError(f"{config.source}: attention_bias is true, but layer {layer} has no q_proj.bias")

@@ -5,9 +5,9 @@ The plain bytes of a tensor are never kept, and a file is never mapped.
 
 from __future__ import annotations
 
-import math
 import mmap
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from colibri import ops
 from colibri.errors import UnsupportedError
 from colibri.weights.file_reader import FileReader
+from colibri.weights.row_order import STORED_AT_ONCE, read_rows
 from colibri.weights.tensor_info import TensorInfo
 
 STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to stay in the second-level cache's reach
@@ -27,13 +28,28 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
         raise UnsupportedError(f"{info.file}: tensor {info.name} is of type {info.type}; F32, F16 or BF16 is expected")
     if info.expert_stride is not None:
         raise ValueError(f"{info.name} is a view with gaps; read it expert by expert")
-    raw = np.empty(info.nbytes, np.uint8)
-    reader.read_into(info.file, info.offset, raw)
-    if info.head_rows:
-        raw = _half_split(raw, info.nbytes // info.shape[0], info.head_rows)
+    rows, row_bytes = info.shape[0], info.nbytes // info.shape[0]
+
+    def read(first: int, count: int) -> npt.NDArray[np.uint8]:
+        raw = np.empty((count, row_bytes), np.uint8)
+        reader.read_into(info.file, info.offset + first * row_bytes, raw)
+        return raw
+
+    raw = read_rows(info.order, 0, rows, read)
     tensor = ops.tensor("F32", info.shape)
-    tensor.numpy()[...] = to_float32(raw, info.type).reshape(info.shape)
+    tensor.numpy()[...] = transformed(info, to_float32(raw.reshape(-1), info.type)).reshape(info.shape)
     return tensor
+
+
+def transformed(info: TensorInfo, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The values of a tensor as the engine and GGUF files have them."""
+    return values if info.transform is None else TRANSFORMS[info.transform](values)
+
+
+TRANSFORMS: Final[dict[str, Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]]] = {
+    "plus_one": lambda values: values + np.float32(1),  # norms that multiply by 1 + weight
+    "negative_exponential": lambda values: -np.exp(values),  # decays that are stored as logarithms
+}
 
 
 def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None:
@@ -43,16 +59,19 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None
     """
     rows, _ = info.shape
     row_bytes = info.row_bytes
-    step = math.lcm(_TILE_ROWS, info.head_rows or 1)
-    step *= max(1, STAGING_BYTES // (step * row_bytes))
-    staging = np.frombuffer(mmap.mmap(-1, min(step, rows) * row_bytes), np.uint8)  # goes back to the system at once
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
+    step = _TILE_ROWS * max(1, STAGING_BYTES // (_TILE_ROWS * row_bytes))
+    most = min(step, rows) * (1 if info.order is None else STORED_AT_ONCE)
+    staging = np.frombuffer(mmap.mmap(-1, most * row_bytes), np.uint8)  # goes back to the system at once
+
+    def read(first: int, count: int) -> npt.NDArray[np.uint8]:
         piece = staging[: count * row_bytes]
         reader.read_into(info.file, info.offset + first * row_bytes, piece)
-        if info.head_rows:
-            piece = _half_split(piece, row_bytes, info.head_rows)
-        ops.tile(tensor, piece.data, first_row=first, rows=count)
+        return piece.reshape(count, row_bytes)
+
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        piece = read_rows(info.order, first, count, read)
+        ops.tile(tensor, piece.reshape(-1).data, first_row=first, rows=count)
 
 
 def to_float32(raw: npt.NDArray[np.uint8], type_name: str) -> npt.NDArray[np.float32]:
@@ -62,9 +81,3 @@ def to_float32(raw: npt.NDArray[np.uint8], type_name: str) -> npt.NDArray[np.flo
     if type_name == "F16":
         return raw.view("<f2").astype(np.float32)
     return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _half_split(raw: npt.NDArray[np.uint8], row_bytes: int, head_rows: int) -> npt.NDArray[np.uint8]:
-    """Rows 0, h, 1, h+1, ... of every head back in the order 0, 1, ..., h, h+1, ... (h = head_rows / 2)."""
-    pairs: npt.NDArray[Any] = raw.reshape(-1, head_rows // 2, 2, row_bytes)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)

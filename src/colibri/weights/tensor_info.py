@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from colibri.errors import FormatError
 from colibri.weights.block_types import BY_NAME, row_bytes
+from colibri.weights.row_order import RowOrder
 
+_PART: Final = re.compile(r"blk\.\d+\.(\w+)\.(?:weight|bias)")
 Layout = tuple[tuple[str, int, int], ...]
 """(type, rows, k) of each part: experts of one layout fit into each other's slots."""
 
@@ -20,8 +24,9 @@ class TensorInfo:
 
     shape is in numpy order, slowest first: (rows, k) or, for merged experts, (experts, rows, k).
     offset is absolute in `file`. `nbytes` counts the data only, without gaps between experts.
-    head_rows, unless 0, says that the rows of every head of so many are stored in adjacent pairs, as 0, h, 1, h+1, ...
-    (h = head_rows / 2) of the half-split order that the engine uses.
+    order: which stored rows these are, where the file holds them in another order or has others between them; shape and
+    nbytes are those of the tensor, not of what is stored.
+    transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
     strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
     transposed views; only a converter reads such tensors.
@@ -33,9 +38,10 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
-    head_rows: int = 0
+    order: RowOrder | None = None
     expert_stride: int | None = None
     strides: tuple[int, ...] | None = None
+    transform: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -54,6 +60,8 @@ class TensorInfo:
         rest = self.shape[1:]
         nbytes = math.prod(rest[:-1]) * self.row_bytes
         stride = nbytes if self.expert_stride is None else self.expert_stride
+        if self.order is not None and self.expert_stride is None:
+            stride = self.order.stored(math.prod(rest[:-1])) * self.row_bytes
         if self.strides is not None:
             stride = self.strides[0] * self.value_bytes
         return replace(
@@ -100,3 +108,22 @@ class Expert:
     def layout(self) -> Layout:
         """The types and shapes that decide into which slots it fits."""
         return tuple((part.type, part.shape[0], part.shape[1]) for part in self.parts)
+
+
+def with_row_orders(tensors: Mapping[str, TensorInfo], orders: Mapping[str, RowOrder]) -> dict[str, TensorInfo]:
+    """The tensors of which `orders`, by their part of a layer such as attn_q, says how rows are stored."""
+    result: dict[str, TensorInfo] = dict(tensors)
+    for name, info in tensors.items():
+        order = orders.get(part_of(name))
+        if order is not None:
+            if not order.divides(info.shape[0]):
+                found = f"{info.file}: tensor {name} has {info.shape[0]} rows"
+                raise FormatError(f"{found}, not whole heads of {order.unit}")
+            result[name] = replace(info, order=order)
+    return result
+
+
+def part_of(name: str) -> str:
+    """attn_q of blk.3.attn_q.weight or blk.3.attn_q.bias; "" of any other name."""
+    match = _PART.fullmatch(name)
+    return match[1] if match else ""

@@ -21,10 +21,12 @@ from checkpoint_files import (
     write_model,
 )
 
+import colibri
 from colibri.errors import FileError, FormatError, UnsupportedError
 from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf_writer import TensorSpec, Value
 from colibri.weights.metadata import Metadata
+from colibri.weights.row_order import adjacent_pairs
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -79,9 +81,9 @@ def test_row_order_of_llama_files(tmp_path: Path) -> None:
     tensors = open_checkpoint(tmp_path / "m.gguf").tensors
     for name, info in tensors.items():
         permuted = name.endswith(("attn_q.weight", "attn_k.weight"))
-        assert info.head_rows == (HEAD_DIM if permuted else 0)
+        assert info.order == (adjacent_pairs(HEAD_DIM) if permuted else None)
     write_model(tmp_path / "n.gguf")
-    assert {info.head_rows for info in open_checkpoint(tmp_path / "n.gguf").tensors.values()} == {0}
+    assert {info.order for info in open_checkpoint(tmp_path / "n.gguf").tensors.values()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -209,3 +211,21 @@ def test_typed_metadata_names_the_key() -> None:
             getter(key)
     assert metadata.integers("scores").tolist() == [0, 0, 0]
     assert metadata.integer("absent", 5) == 5
+
+
+def test_tensors_that_no_layer_takes_are_named(tmp_path: Path) -> None:
+    extra = TensorSpec("blk.0.indexer.weight", "F32", (HIDDEN, HIDDEN))
+    write_model(tmp_path / "m.gguf", model_metadata("olmoe"), [*model_tensors(), extra])
+    with pytest.raises(UnsupportedError, match=r"blk\.0\.indexer\.weight are not known for olmoe models"):
+        colibri.load(tmp_path / "m.gguf")
+
+
+def test_layers_that_predict_more_than_one_token_are_left_out_with_a_note(tmp_path: Path) -> None:
+    metadata = model_metadata("olmoe")
+    blocks = metadata["olmoe.block_count"]
+    extra = TensorSpec(f"blk.{blocks}.nextn.eh_proj.weight", "F32", (HIDDEN, HIDDEN))
+    more = {"olmoe.block_count": blocks + 1, "olmoe.nextn_predict_layers": 1}
+    write_model(tmp_path / "m.gguf", metadata | more, [*model_tensors(), extra])
+    with colibri.load(tmp_path / "m.gguf") as model:
+        assert len(model.spec.layers) == blocks
+        assert any("predicts more than one token (MTP) is not used" in note for note in model.notes)

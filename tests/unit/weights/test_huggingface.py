@@ -72,7 +72,7 @@ def test_every_tensor_has_its_bytes(tmp_path: Path, family: str) -> None:
     assert {content(info).tobytes() for info in checkpoint.tensors.values()} == {data for _, _, data in given.values()}
     query = given["model.layers.1.self_attn.q_proj.weight"][2]
     assert content(checkpoint.tensors["blk.1.attn_q.weight"]).tobytes() == query
-    assert checkpoint.tensors["blk.1.attn_q.weight"].head_rows == 0
+    assert checkpoint.tensors["blk.1.attn_q.weight"].order is None
     module, gate, up, down = "mlp.experts", "gate_proj", "up_proj", "down_proj"
     if family == "mixtral":
         module, gate, up, down = "block_sparse_moe.experts", "w1", "w3", "w2"

@@ -18,6 +18,7 @@ from colibri.models.registry import open_checkpoint
 from colibri.weights import load
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain
+from colibri.weights.row_order import adjacent_pairs
 from colibri.weights.tensor_info import TensorInfo
 
 
@@ -69,7 +70,7 @@ def test_rows_of_llama_files_are_put_back(tmp_path: Path, piece: int, monkeypatc
     assert np.array_equal(ops.dequantize(load_matrix(info, FileReader())), expected)
     heads = expected.reshape(-1, 2, HEAD_DIM // 2, HIDDEN)  # the permutation of llama.cpp's converter
     assert np.array_equal(heads.swapaxes(1, 2).reshape(HIDDEN, HIDDEN), stored)
-    bias = TensorInfo("b", "F32", (HIDDEN,), info.file, info.offset, 4 * HIDDEN, HEAD_DIM)
+    bias = TensorInfo("b", "F32", (HIDDEN,), info.file, info.offset, 4 * HIDDEN, adjacent_pairs(HEAD_DIM))
     found = load_plain(bias, FileReader()).numpy()
     assert np.array_equal(found, stored[0].reshape(-1, HEAD_DIM // 2, 2).swapaxes(1, 2).ravel())
 
