@@ -12,6 +12,7 @@ import click
 
 from colibri.config import REPETITION_PENALTIES, LoadOptions, check_path
 from colibri.errors import ArgumentError
+from colibri.hub.reference import parse
 
 Decorated = Callable[..., Any]
 
@@ -70,16 +71,47 @@ class FilePath(click.Path):
             self.fail(str(error), param, ctx)
 
 
+FETCHING = frozenset({"run", "chat", "serve"})
+"""Commands that fetch a model by its name where it is not in the cache."""
+
+
+class ModelPath(FilePath):
+    """A path, or the path of a cached model that is named; a name that the command will fetch stays as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        reference = parse(str(value))
+        if reference is None:
+            return super().convert(value, param, ctx)
+        from colibri.hub.pull import cached
+
+        path = cached(reference)
+        if path is None and (ctx is None or ctx.info_name not in FETCHING):
+            self.fail(f"{value} is no path, and not in the cache; fetch it: colibri pull {value}", param, ctx)
+        return path or Path(value)
+
+
 def model_option(function: Decorated) -> Decorated:
     """-m MODEL; the embedded model where it is absent."""
     return click.option(
         "-m",
         "--model",
-        type=FilePath(),
+        type=ModelPath(),
         envvar="COLIBRI_MODEL",
         show_envvar=True,
-        help="A .gguf file (the first of a split is enough) or a Hugging Face directory. Default: the embedded model.",
+        help="A .gguf file (the first of a split is enough), a Hugging Face directory, or a model of Hugging Face as "
+        "ORG/NAME or ORG/NAME:Q4_K_M. Default: the embedded model.",
     )(function)
+
+
+def _fetched(model: Path | None) -> Path | None:
+    """The path, fetched where it is a name."""
+    reference = None if model is None else parse(str(model))
+    if reference is None:
+        return model
+    from colibri.cli.model_names import fetch
+
+    click.echo(f"note: {reference} is not in the cache and is fetched", err=True)
+    return fetch(reference)
 
 
 def load_options(function: Decorated) -> Decorated:
@@ -88,7 +120,7 @@ def load_options(function: Decorated) -> Decorated:
     @wraps(function)
     def command(model: Path | None, **given: Any) -> Any:
         loading = {name: given.pop(name) for name in ("ram", "threads", "context", "precision", "kv_type")}
-        return function(options=LoadOptions(path=model, **loading), **given)
+        return function(options=LoadOptions(path=_fetched(model), **loading), **given)
 
     decorated: Decorated = command
     for option in reversed(

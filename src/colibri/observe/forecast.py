@@ -31,9 +31,15 @@ def forecast(plan: Plan, weight_bytes: float, memory_rate: float, reading_rate: 
     The times add up: what is computed while experts are read makes up for what each layer's wait costs beside.
     """
     disk_bytes = 0.0 if plan.fits else (1.0 - hit_rate) * plan.token_bytes
-    computing = weight_bytes / (memory_rate * MEMORY_EFFICIENCY)
-    reading = disk_bytes / reading_rate
+    computing, reading = decode_seconds(weight_bytes, disk_bytes, memory_rate, reading_rate)
     return Forecast(hit_rate, disk_bytes, 1.0 / (computing + reading), "disk" if reading > computing else "memory")
+
+
+def decode_seconds(
+    weight_bytes: float, disk_bytes: float, memory_rate: float, reading_rate: float
+) -> tuple[float, float]:
+    """What computing a token takes, and reading what is missing for it."""
+    return weight_bytes / (memory_rate * MEMORY_EFFICIENCY), disk_bytes / reading_rate
 
 
 def measure_reading(store: ExpertStore, misses: int, seconds: float = 0.5, *, cached: bool = True) -> float:
