@@ -98,9 +98,14 @@ static inline size_t kv_block_bytes(int type, int dim) {
  * block: at most 16, of which no two have a multiple of 16 between them. */
 struct kv_rows { const float *k, *v; size_t k_step, v_step; int slot, n; };
 
+/* What attention meets that is not finite, causes before what follows from them. Keys and values also where they are too
+ * large for the cache; a score where a product of a query and a key overflows; the sum of values where a sink is none. */
+enum attention_fault { FAULT_QUERY = 1, FAULT_KEY = 2, FAULT_VALUE = 4, FAULT_SCORE = 8, FAULT_SUM = 16 };
+
 /* Up to ATTENTION_ROWS query rows against the keys and values of one kv head in one block of the cache.
  * Row i sees keys first[i] <= key < last[i].
- * Writes, for each row, the largest score, the sum of exp(score - max) and that of exp(score - max) * value. */
+ * Writes, for each row, the largest score, the sum of exp(score - max) and that of exp(score - max) * value. A row that
+ * sees no key has the sum 0, which no other has. */
 enum { ATTENTION_ROWS = 8 };
 #define ATTENTION_SCRATCH(dim) ((size_t)ATTENTION_SPLIT * (size_t)(ATTENTION_ROWS + kv_scales(dim))) /* dim: the larger */
 struct attention_part {
@@ -149,7 +154,8 @@ struct kernels {
     void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n, struct glu_options options);
     void (*sigmoid_gate)(float *out, const float *gate, int n);                  /* out *= sigmoid(gate) */
     /* rows */
-    bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);  /* false: x is not finite */
+    /* false: the squares of x, or what comes out, are not finite */
+    bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);
     bool (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps);
     void (*rope)(float *x, const float *cosine, const float *sine, int rotary);  /* one head, half-split pairs */
     void (*add)(float *out, const float *x, int n);
@@ -162,12 +168,13 @@ struct kernels {
      * false: a logit, a corrected score or a weight is not finite */
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
-    void (*kv_append[KV_COUNT])(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim);
-    void (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale);
-    void (*attention_part[KV_COUNT])(const struct attention_part *part, float *scratch); /* ATTENTION_SCRATCH floats */
+    int (*kv_append[KV_COUNT])(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim); /* faults */
+    bool (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale); /* false: not finite */
+    /* false: a score is not finite; scratch: ATTENTION_SCRATCH floats */
+    bool (*attention_part[KV_COUNT])(const struct attention_part *part, float *scratch);
     void (*attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum,
                             int dim);
-    void (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);
+    bool (*attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim);
     /* recurrent mixers; false: a value is not finite */
     bool (*recurrent[RECURRENCE_COUNT])(const struct recurrent_rows *rows, float *scratch); /* RECURRENT_SCRATCH floats */
     /* out[i] = bias[i] + the sum over taps of weight[tap * step + i] * rows[tap][i], then SiLU; bias may be NULL */

@@ -49,7 +49,9 @@ static struct {
     pthread_mutex_t lock; /* held for a region, with its scratch */
     uint8_t *scratch;
     size_t scratch_bytes;
+    int poison; /* what scratch is filled with; -1: nothing */
 } pool = {
+    .poison = -1,
     .sleep_lock = PTHREAD_MUTEX_INITIALIZER,
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER,
@@ -251,8 +253,15 @@ void pool_set_threads(int threads, int cpus) {
     pool_unlock();
 }
 
+static void *poisoned(void) {
+    if (pool.poison >= 0) memset(pool.scratch, pool.poison, pool.scratch_bytes);
+    return pool.scratch;
+}
+
+void pool_poison(int byte) { pool.poison = byte; }
+
 void *pool_scratch(size_t bytes) {
-    if (bytes <= pool.scratch_bytes) return pool.scratch;
+    if (bytes <= pool.scratch_bytes) return poisoned();
     size_t wanted = (bytes + bytes / 4 + 4095) & ~(size_t)4095;
     uint8_t *fresh = aligned_alloc(64, wanted);
     if (!fresh) return NULL;
@@ -260,7 +269,7 @@ void *pool_scratch(size_t bytes) {
     pool.scratch = fresh; /* first, so that a fork by another thread never sees what is freed */
     pool.scratch_bytes = wanted;
     free(old);
-    return fresh;
+    return poisoned();
 }
 
 /* ---- regions -------------------------------------------------------------------------------------------------- */

@@ -23,6 +23,9 @@ void pool_unlock(void);
 /* Scratch of the region in progress: 64-byte aligned, grows and is kept, valid until pool_unlock or the next
  * pool_scratch. Call once a region with the sum of what it needs. NULL when there is no memory. */
 void *pool_scratch(size_t bytes);
+/* For tests: from now on scratch is handed out full of this byte, so that what reads it before it writes gives something
+ * else; -1: as it is. */
+void pool_poison(int byte);
 /* The next `bytes` of it, in lines of their own; `scratch` moves on. */
 static inline void *take_scratch(uint8_t **scratch, size_t bytes) {
     void *taken = *scratch;

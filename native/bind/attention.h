@@ -157,8 +157,17 @@ void check_norm(const std::optional<Norm> &norm, const char *name, int64_t width
         wrong(name, text(norm->dim(), " values"), text(width, " (all heads) or ", head_dim, " (one)"));
 }
 
-/* False, and nothing stored: q or k is not finite. */
-bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
+const char *first_fault(int faults, bool sinks) {
+    const struct { int fault; const char *name; } known[] = {{FAULT_QUERY, "q"}, {FAULT_KEY, "k"}, {FAULT_VALUE, "v"},
+                                                             {FAULT_SCORE, "scores"}, {FAULT_SUM, sinks ? "sinks" : "v"}};
+    for (const auto &k : known)
+        if (faults & k.fault) return k.name;
+    return "";
+}
+
+/* What is not finite: q_norm, k_norm, q, k, v, scores or sinks, the first of them; or nothing. Nothing is stored where a
+ * norm, or clipping, finds it. */
+std::string attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
                const AttentionRule &rule) {
     const struct cache cache = cache_of(keys, values, batch);
     const int64_t n = int64_t(batch.position.size()), width = rows_of(q, "q", batch), heads = width / cache.key_dim;
@@ -177,12 +186,15 @@ bool attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tenso
     const char *names[] = {"q", "k", "v", "out"};
     for (int i = 1; i < 4; i++)
         for (int j = 0; j < i; j++) expect_apart(*rows[i], names[i], *rows[j], names[j]);
-    if ((rule.q_norm && !rule.q_norm->apply(q, q)) || (rule.k_norm && !rule.k_norm->apply(k, k))) return false;
-    if (rule.clip)
-        for (Tensor *t : {&q, &k, &v}) region_clip(t->f32(), int(n), int(t->shape[1]), *rule.clip);
+    if (rule.q_norm && !rule.q_norm->apply(q, q)) return "q_norm";
+    if (rule.k_norm && !rule.k_norm->apply(k, k)) return "k_norm";
+    Tensor *clipped[] = {&q, &k, &v};
+    for (int i = 0; rule.clip && i < 3; i++)
+        if (!region_clip(clipped[i]->f32(), int(n), int(clipped[i]->shape[1]), *rule.clip)) return names[i];
     const struct batch view = batch.view();
-    check_region(unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); }));
-    return true;
+    const int faults = unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); });
+    if (faults < 0) check_region(faults);
+    return first_fault(faults, in.sinks);
 }
 
 void bind_attention(nb::module_ &m) {

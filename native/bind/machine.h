@@ -27,6 +27,11 @@ void set_threads(int threads, int cpus) {
     unlocked([&] { pool_set_threads(threads, cpus); }); /* waits for the region that runs and for workers to end */
 }
 
+void poison_scratch(std::optional<int> byte) {
+    if (byte && (*byte < 0 || *byte > 255)) wrong("byte", text(*byte), "0 to 255, or None");
+    pool_poison(byte.value_or(-1));
+}
+
 nb::list block_types() {
     static const char *const activations[] = {"f32", "q32", "q256"};
     nb::list types;
@@ -67,6 +72,7 @@ void bind_machine(nb::module_ &m) {
     m.def("use_isa", &choose_isa, "name"_a);
     m.def("threads", &pool_threads);
     m.def("set_threads", &set_threads, "threads"_a, "cpus"_a);
+    m.def("poison_scratch", &poison_scratch, "byte"_a.none());
     m.def("block_types", &block_types);
     m.def("measure_read", &measure_read, "memory"_a, "seconds"_a);
     m.def("measure_dot", &measure_dot, "seconds"_a);

@@ -13,6 +13,19 @@ enum { MOST = VEC_ACCUMULATORS, ROWS_AT_ONCE = MOST < ATTENTION_ROWS ? MOST : AT
 
 /* ---- storing ---- */
 
+#define F16_LIMIT 65520.0f /* from here on a float becomes an infinity as a half float */
+
+/* Whether no number is a NaN, or as large as that. */
+VEC bool fits_f16(const float *x, int n) {
+    const vf limit = vf_set1(F16_LIMIT), one = vf_set1(1.0f);
+    vf bad = vf_zero();
+    for (int i = 0; i < n; i += 16) {
+        const vf value = n - i < 16 ? vf_load_first(x + i, n - i) : vf_load(x + i);
+        bad = vf_add(bad, vf_select_less(vf_abs(value), limit, vf_zero(), one));
+    }
+    return vf_sum(bad) == 0.0f;
+}
+
 /* Dimensions [d, d + 16) of 16 keys: a transposition. */
 static void key_tile_f16(uint16_t *keys, const float *k, size_t step) {
     uint16_t half[16][16];
@@ -34,7 +47,16 @@ VEC void vector_f16(uint16_t *out, const int step, const float *x, int dim) {
     }
 }
 
-void KERNEL(kv_append_f16)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
+static int faults_f16(const struct kv_rows *rows, int key_dim, int value_dim) {
+    int faults = 0;
+    for (int i = 0; i < rows->n; i++) {
+        if (!fits_f16(rows->k + (size_t)i * rows->k_step, key_dim)) faults |= FAULT_KEY;
+        if (!fits_f16(rows->v + (size_t)i * rows->v_step, value_dim)) faults |= FAULT_VALUE;
+    }
+    return faults;
+}
+
+int KERNEL(kv_append_f16)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     uint16_t *key = (uint16_t *)keys + (size_t)(rows->slot / 16) * (size_t)key_dim * 16 + rows->slot % 16;
     if (rows->n == 16 && key_dim % 16 == 0)
         for (int d = 0; d < key_dim; d += 16) key_tile_f16(key + d * 16, rows->k + d, rows->k_step);
@@ -42,10 +64,12 @@ void KERNEL(kv_append_f16)(void *keys, void *values, const struct kv_rows *rows,
         for (int i = 0; i < rows->n; i++) vector_f16(key + i, 16, rows->k + (size_t)i * rows->k_step, key_dim);
     for (int i = 0; i < rows->n; i++)
         vector_f16((uint16_t *)values + (rows->slot + i) * value_dim, 1, rows->v + (size_t)i * rows->v_step, value_dim);
+    return faults_f16(rows, key_dim, value_dim);
 }
 
-/* One vector; its numbers, and its scales, lie `step` apart. */
-static void append_int8(int8_t *out, uint16_t *scales, int step, const float *x, int dim) {
+/* One vector; its numbers, and its scales, lie `step` apart. Whether each scale is finite as a half float. */
+static bool append_int8(int8_t *out, uint16_t *scales, int step, const float *x, int dim) {
+    bool fits = true;
     for (int d = 0; d < dim; d += 32, scales += step) {
         const int n = dim - d < 32 ? dim - d : 32;
         float block[32] = {0};
@@ -53,34 +77,52 @@ static void append_int8(int8_t *out, uint16_t *scales, int step, const float *x,
         uint16_t half[16];
         vf inverse;
         memcpy(block, x + d, (size_t)n * sizeof *x);
-        vf_to_f16(half, vf_set1(block_scale(block, 32, &inverse)));
+        const float scale = block_scale(block, 32, &inverse);
+        vf_to_f16(half, vf_set1(scale));
         *scales = half[0];
+        fits &= scale < F16_LIMIT;
         quantize_16(q, block, inverse);
         quantize_16(q + 16, block + 16, inverse);
         for (int i = 0; i < n; i++) out[(d + i) * step] = q[i];
     }
+    return fits;
 }
 
-void KERNEL(kv_append_q8_0)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
+int KERNEL(kv_append_q8_0)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     int8_t *key = keys, *value = values;
     uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim);
     uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim);
+    int faults = 0;
     for (int i = 0, slot = rows->slot; i < rows->n; i++, slot++) {
-        append_int8(key + slot / 16 * key_dim * 16 + slot % 16,
-                    key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
-                    rows->k + (size_t)i * rows->k_step, key_dim);
-        append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
-                    rows->v + (size_t)i * rows->v_step, value_dim);
+        if (!append_int8(key + slot / 16 * key_dim * 16 + slot % 16,
+                         key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
+                         rows->k + (size_t)i * rows->k_step, key_dim))
+            faults |= FAULT_KEY;
+        if (!append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
+                         rows->v + (size_t)i * rows->v_step, value_dim))
+            faults |= FAULT_VALUE;
     }
+    return faults;
 }
 
 /* ---- queries ---- */
 
-void KERNEL(attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale) {
+/* x * 0 is 0 for a finite x and NaN for the others, and a sum keeps a NaN. */
+VEC bool finite_row(const float *x, int n) {
+    vf check = vf_zero();
+    for (int i = 0; i < n; i += 16)
+        check = vf_fma(n - i < 16 ? vf_load_first(x + i, n - i) : vf_load(x + i), vf_zero(), check);
+    return vf_sum(check) == 0.0f;
+}
+
+bool KERNEL(attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale) {
+    bool finite = true;
     for (int r = 0; r < rows; r++) {
         const float *row = q[r];
+        finite &= finite_row(row, key_dim);
         for (int d = 0; d < key_dim; d++) packed[d * ATTENTION_ROWS + r] = row[d] * scale;
     }
+    return finite;
 }
 
 /* ---- 16 numbers of a cache, whose type is a constant wherever these are inlined ---- */
@@ -169,27 +211,31 @@ VEC void score(float *scores, const struct attention_part *part, const float *sc
 
 static const float lane_number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Scores of keys outside first..last become minus infinity. */
-VEC vf masked(const float *scores, int key, int first, int last) {
+/* Scores of keys outside first..last become `none`. */
+VEC vf masked(const float *scores, int key, int first, int last, float none) {
     const vf s = vf_load(scores + key);
     if (key >= first && key + 16 <= last) return s;
-    const vf at = vf_add(vf_load(lane_number), vf_set1((float)key)), none = vf_set1(-INFINITY);
-    return vf_select_less(at, vf_set1((float)first), none, vf_select_less(at, vf_set1((float)last), s, none));
+    const vf at = vf_add(vf_load(lane_number), vf_set1((float)key)), n = vf_set1(none);
+    return vf_select_less(at, vf_set1((float)first), n, vf_select_less(at, vf_set1((float)last), s, n));
 }
 
-/* Scores of keys from..to (multiples of 16) become exp(score - max). */
-static void exponentials(float *scores, int from, int to, int first, int last, float *max, float *sum) {
-    vf most = vf_set1(-INFINITY), total = vf_zero();
-    for (int key = first / 16 * 16; key < last; key += 16) most = vf_max(masked(scores, key, first, last), most);
+/* Scores of keys from..to (multiples of 16) become exp(score - max). False: a score is not finite. */
+static bool exponentials(float *scores, int from, int to, int first, int last, float *max, float *sum) {
+    vf most = vf_set1(-INFINITY), check = vf_zero(), total = vf_zero();
+    for (int key = first / 16 * 16; key < last; key += 16) {
+        most = vf_max(masked(scores, key, first, last, -INFINITY), most);
+        check = vf_fma(masked(scores, key, first, last, 0.0f), vf_zero(), check);
+    }
     *max = vf_reduce_max(most);
     const vf peak = vf_set1(*max);
     for (int key = from; key < to; key += 16) {
         const bool seen = key < last && key + 16 > first;
-        const vf e = seen ? vf_exp(vf_sub(masked(scores, key, first, last), peak)) : vf_zero();
+        const vf e = seen ? vf_exp(vf_sub(masked(scores, key, first, last, -INFINITY), peak)) : vf_zero();
         total = vf_add(total, e);
         vf_store(scores + key, e);
     }
     *sum = vf_sum(total);
+    return vf_sum(check) == 0.0f;
 }
 
 /* ---- values: sum over keys of weight[row][key] * value[key]; the next keys are fetched meanwhile ---- */
@@ -243,7 +289,7 @@ VEC void weigh(const struct attention_part *part, const float *weights, const fl
     }
 }
 
-VEC void attend(const struct attention_part *part, float *scratch, const int type) {
+VEC bool attend(const struct attention_part *part, float *scratch, const int type) {
     float *scales = scratch + ATTENTION_ROWS * ATTENTION_SPLIT;
     int first = ATTENTION_SPLIT, last = 0;
     for (int r = 0; r < part->rows; r++) {
@@ -254,14 +300,16 @@ VEC void attend(const struct attention_part *part, float *scratch, const int typ
     const int from = first / 16, to = (last + 15) / 16;
     if (type == KV_Q8_0) widen_scales(scales, part->keys, part->key_dim);
     score(scratch, part, scales, from, to, type);
+    bool finite = true;
     for (int r = 0; r < part->rows; r++)
-        exponentials(scratch + r * ATTENTION_SPLIT, 16 * from, 16 * to, part->first[r], part->last[r], part->max + r,
-                     part->sum + r);
+        finite &= exponentials(scratch + r * ATTENTION_SPLIT, 16 * from, 16 * to, part->first[r], part->last[r],
+                               part->max + r, part->sum + r);
     if (type == KV_Q8_0) widen_scales(scales, part->values, part->value_dim);
     weigh(part, scratch, scales, first, last, type);
+    return finite;
 }
-void KERNEL(attention_part_f16)(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_F16); }
-void KERNEL(attention_part_q8_0)(const struct attention_part *part, float *scratch) { attend(part, scratch, KV_Q8_0); }
+bool KERNEL(attention_part_f16)(const struct attention_part *part, float *scratch) { return attend(part, scratch, KV_F16); }
+bool KERNEL(attention_part_q8_0)(const struct attention_part *part, float *scratch) { return attend(part, scratch, KV_Q8_0); }
 
 /* ---- blocks together ---- */
 
@@ -271,10 +319,11 @@ static float exp1(float x) {
     return lanes[0];
 }
 
-/* (out, max, sum) of the blocks so far becomes that with one block more; max of minus infinity: no key was seen. */
+/* (out, max, sum) of the blocks so far becomes that with one block more. The sum tells that no key was seen yet, and `out`
+ * not written: a maximum of minus infinity may also come from scores that are no numbers. */
 void KERNEL(attention_merge)(float *out, float *max, float *sum, const float *part_out, float part_max, float part_sum, int dim) {
-    if (part_max == -INFINITY) return;
-    const bool none = *max == -INFINITY;
+    if (part_sum == 0.0f) return;
+    const bool none = *sum == 0.0f;
     const float most = !none && *max > part_max ? *max : part_max;
     const float keep = none ? 0.0f : exp1(*max - most), take = exp1(part_max - most);
     const vf a = vf_set1(keep), b = vf_set1(take);
@@ -286,16 +335,30 @@ void KERNEL(attention_merge)(float *out, float *max, float *sum, const float *pa
     *max = most;
 }
 
-/* A sink is one more logit in the denominator. */
-void KERNEL(attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim) {
+/* A sink is one more logit in the denominator. Without a key that was seen, all is zero. False: not finite. */
+bool KERNEL(attention_finish)(float *out, const float *acc, float max, float sum, const float *sink, int dim) {
     float factor = 1.0f;
+    if (sum == 0.0f) {
+        for (int i = 0; i < dim; i++) out[i] = 0.0f;
+        return true;
+    }
     if (sink) {
         const float most = *sink > max ? *sink : max;
         factor = exp1(max - most);
         sum = sum * factor + exp1(*sink - most);
     }
     const vf inverse = vf_set1(factor / sum);
+    vf check = vf_zero();
     int d = 0;
-    for (; d + 16 <= dim; d += 16) vf_store(out + d, vf_mul(vf_load(acc + d), inverse));
-    if (d < dim) vf_store_first(out + d, vf_mul(vf_load(acc + d), inverse), dim - d);
+    for (; d + 16 <= dim; d += 16) {
+        const vf x = vf_mul(vf_load(acc + d), inverse);
+        vf_store(out + d, x);
+        check = vf_fma(x, vf_zero(), check);
+    }
+    if (d < dim) {
+        const vf x = vf_mul(vf_load_first(acc + d, dim - d), inverse);
+        vf_store_first(out + d, x, dim - d);
+        check = vf_fma(x, vf_zero(), check);
+    }
+    return vf_sum(check) == 0.0f;
 }

@@ -34,27 +34,38 @@ static float mean_of(const float *x, int n) {
     return vf_sum(sum) / (float)n;
 }
 
+/* `check` is a sum of x * 0, which is NaN unless every x is finite. */
+VEC bool all_finite(float total, vf check) { return total - total == 0.0f && vf_sum(check) == 0.0f; }
+
 bool KERNEL(rms_norm)(float *out, const float *x, const float *weight, int n, float eps) {
     const float total = sum_of_squares(x, n, 0.0f);
-    const bool fits = total - total == 0.0f;
     const vf factor = vf_set1(1.0f / sqrtf(total / (float)n + eps));
+    vf check = vf_zero();
     int i = 0;
-    for (; i + 16 <= n; i += 16) vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i)));
+    for (; i + 16 <= n; i += 16) {
+        const vf y = vf_mul(vf_mul(vf_load(x + i), factor), vf_load(weight + i));
+        vf_store(out + i, y);
+        check = vf_fma(y, vf_zero(), check);
+    }
     if (i < n) {
         const int rest = n - i;
-        vf_store_first(out + i, vf_mul(vf_mul(vf_load_first(x + i, rest), factor), vf_load_first(weight + i, rest)),
-                       rest);
+        const vf y = vf_mul(vf_mul(vf_load_first(x + i, rest), factor), vf_load_first(weight + i, rest));
+        vf_store_first(out + i, y, rest);
+        check = vf_fma(y, vf_zero(), check);
     }
-    return fits;
+    return all_finite(total, check);
 }
 
 bool KERNEL(layer_norm)(float *out, const float *x, const float *weight, const float *bias, int n, float eps) {
     const float mean = mean_of(x, n), total = sum_of_squares(x, n, mean);
     const vf shift = vf_set1(mean), factor = vf_set1(1.0f / sqrtf(total / (float)n + eps));
+    vf check = vf_zero();
     for (int i = 0; i < n; i += 16) {
         const int lanes = n - i < 16 ? n - i : 16;
         const vf scaled = vf_mul(difference(x + i, lanes, shift), factor);
-        vf_store_first(out + i, vf_fma(scaled, vf_load_first(weight + i, lanes), vf_load_first(bias + i, lanes)), lanes);
+        const vf y = vf_fma(scaled, vf_load_first(weight + i, lanes), vf_load_first(bias + i, lanes));
+        vf_store_first(out + i, y, lanes);
+        check = vf_fma(y, vf_zero(), check);
     }
-    return total - total == 0.0f;
+    return all_finite(total, check);
 }

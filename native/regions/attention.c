@@ -21,6 +21,7 @@ struct job {
     float *out;
     int group, stride; /* query heads of a kv head; value_dim rounded up to 16 */
     bool store_first;  /* before the first task */
+    atomic_int faults; /* of enum attention_fault */
     struct strip *strips;               /* NULL while they are only counted */
     int strip_count, most_rows, blocks; /* blocks of all strips */
     int64_t row_blocks;                 /* each row against its strip's blocks */
@@ -115,6 +116,10 @@ static uint8_t *values_of(const struct job *job, int row, int kv_head, int block
 
 /* ---- the rows of the step ---- */
 
+static void note(struct job *job, int faults) {
+    if (faults) atomic_fetch_or(&job->faults, faults);
+}
+
 /* Turns the heads of a row that belong to a kv head. */
 static void turn(const struct job *job, int row, int kv_head) {
     const struct attention_input *in = job->in;
@@ -128,7 +133,7 @@ static void turn(const struct job *job, int row, int kv_head) {
 }
 
 /* Turns n rows of a sequence, which kernels store together, and puts their keys and values into the cache. */
-static void store(const struct job *job, int row, int n, int kv_head) {
+static void store(struct job *job, int row, int n, int kv_head) {
     const struct attention_input *in = job->in;
     const struct cache *c = job->cache;
     const int position = job->batch->position[row], block = position / ATTENTION_SPLIT;
@@ -137,8 +142,8 @@ static void store(const struct job *job, int row, int n, int kv_head) {
     const struct kv_rows rows = {in->k + kv_row * c->key_dim, in->v + kv_row * c->value_dim,
                                  (size_t)c->kv_heads * (size_t)c->key_dim, (size_t)c->kv_heads * (size_t)c->value_dim,
                                  position % ATTENTION_SPLIT, n};
-    kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), &rows,
-                                c->key_dim, c->value_dim);
+    note(job, kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), &rows,
+                                          c->key_dim, c->value_dim));
 }
 
 /* How many rows from `row` on, up to `most`, kernels store together. */
@@ -152,7 +157,7 @@ static int stored_together(const struct batch *b, int row, int most) {
 
 /* Items are the rows of the first kv head, then those of the second: neighbours share lines of the cache. */
 static void store_some(void *context, int thread, int threads) {
-    const struct job *job = context;
+    struct job *job = context;
     const int n = job->batch->n;
     (void)threads;
     for (struct items items; pool_take(thread, STRIP, &items);)
@@ -170,7 +175,7 @@ static void store_all(struct job *job) {
 
 /* ---- one block ---- */
 
-static void pack_queries(const struct job *job, int task, struct workspace *w) {
+static void pack_queries(struct job *job, int task, struct workspace *w) {
     if (w->packed_task == task) return;
     const struct strip *s = strip_of(job, task);
     const int dim = job->cache->key_dim;
@@ -178,7 +183,7 @@ static void pack_queries(const struct job *job, int task, struct workspace *w) {
     for (int r = 0; r < s->rows; r += ATTENTION_ROWS) {
         const int n = s->rows - r < ATTENTION_ROWS ? s->rows - r : ATTENTION_ROWS;
         for (int i = 0; i < n; i++) rows[i] = job->in->q + query_row(job, s, head_of(job, task), r + i) * dim;
-        kernels->attention_pack(w->packed + r * dim, rows, n, dim, job->in->scale);
+        if (!kernels->attention_pack(w->packed + r * dim, rows, n, dim, job->in->scale)) note(job, FAULT_QUERY);
     }
     w->packed_task = task;
 }
@@ -191,7 +196,7 @@ static const uint8_t *keys_after(const struct job *job, int task, int block, int
 }
 
 /* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
-static void one_part(const struct job *job, int task, int block, int r, int then, float *out, float *max, float *sum,
+static void one_part(struct job *job, int task, int block, int r, int then, float *out, float *max, float *sum,
                      struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     const struct cache *c = job->cache;
@@ -219,30 +224,31 @@ static void one_part(const struct job *job, int task, int block, int r, int then
                                         out,
                                         max,
                                         sum};
-    kernels->attention_part[c->type](&part, w->scores);
+    if (!kernels->attention_part[c->type](&part, w->scores)) note(job, FAULT_SCORE);
 }
 
 static void start_merging(const struct strip *s, struct workspace *w) {
-    for (int r = 0; r < s->rows; r++) w->max[r] = -__builtin_inff();
+    for (int r = 0; r < s->rows; r++) w->max[r] = -__builtin_inff(), w->sum[r] = 0.0f;
 }
 
 static void merge_row(const struct job *job, struct workspace *w, int r, const float *out, float max, float sum) {
     kernels->attention_merge(w->acc + r * job->stride, w->max + r, w->sum + r, out, max, sum, job->stride);
 }
 
-static void write_rows(const struct job *job, int task, const struct workspace *w) {
+static void write_rows(struct job *job, int task, const struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     for (int r = 0; r < s->rows; r++) {
         const int64_t row = query_row(job, s, head_of(job, task), r);
-        kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r],
-                                  w->sum[r], job->in->sinks ? job->in->sinks + row % job->in->heads : NULL,
-                                  job->cache->value_dim);
+        const float *sink = job->in->sinks ? job->in->sinks + row % job->in->heads : NULL;
+        if (!kernels->attention_finish(job->out + row * job->cache->value_dim, w->acc + r * job->stride, w->max[r],
+                                       w->sum[r], sink, job->cache->value_dim))
+            note(job, FAULT_SUM);
     }
 }
 
 /* ---- whole tasks ---- */
 
-static void do_task(const struct job *job, int task, int then, struct workspace *w) {
+static void do_task(struct job *job, int task, int then, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     if (!job->store_first) store(job, s->token, 1, head_of(job, task));
     pack_queries(job, task, w);
@@ -270,7 +276,7 @@ static void do_tasks(void *context, int thread, int threads) {
 
 static float *part_of(const struct job *job, int unit) { return job->parts + (size_t)unit * job->part_floats; }
 
-static void merge_units(const struct job *job, int task, struct workspace *w) {
+static void merge_units(struct job *job, int task, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     start_merging(s, w);
     for (int unit = job->first_unit[task]; unit < job->first_unit[task + 1]; unit++) {
@@ -280,7 +286,7 @@ static void merge_units(const struct job *job, int task, struct workspace *w) {
     write_rows(job, task, w);
 }
 
-static void do_unit(const struct job *job, int task, int unit, struct workspace *w) {
+static void do_unit(struct job *job, int task, int unit, struct workspace *w) {
     const struct strip *s = strip_of(job, task);
     float *out = part_of(job, unit), *max = out + s->rows * job->stride, *sum = max + s->rows;
     pack_queries(job, task, w);
@@ -376,5 +382,5 @@ int region_attention(float *out, const struct attention_input *in, const struct 
     const bool fits = lay_out(&job, pool_threads());
     if (fits) run(&job);
     pool_unlock();
-    return fits ? 0 : REGION_NO_MEMORY;
+    return fits ? atomic_load(&job.faults) : REGION_NO_MEMORY;
 }

@@ -72,7 +72,8 @@ struct attention_input {
     float scale;
 };
 
-/* Puts k and v into the cache and writes out (n, heads * value_dim). */
+/* Puts k and v into the cache and writes out (n, heads * value_dim). Returns REGION_NO_MEMORY, or of enum attention_fault
+ * (kernels.h) what was met, whichever thread met it; 0: all is finite. */
 int region_attention(float *out, const struct attention_input *in, const struct cache *cache, const struct batch *batch);
 
 /* Recurrent layers. A sequence whose run begins at position 0 begins with zeros, others with what their slot of the state has.
@@ -100,11 +101,11 @@ struct gated_norm { const float *weight; int groups, size, weight_step; float ep
 bool region_gated_norm(float *out, const float *x, const float *gate, int n, const struct gated_norm *rule);
 /* ids, weights (n, k) from logits (n, experts); REGION_NOT_FINITE: a logit is not. */
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
-/* LayerNorm with a bias, RMSNorm without. */
+/* LayerNorm with a bias, RMSNorm without; false: not finite. */
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
 /* out *= sigmoid(gate) */
 void region_sigmoid_gate(float *out, const float *gate, int n, int dim);
-void region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; a NaN stays one */
+bool region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; false: a number was not finite */
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 /* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on
  * registers, pass by pass with all threads for about `seconds`. Return the number of rates, 1 to `most`. */

@@ -57,14 +57,16 @@ struct clip_job { float *x; int dim; float limit; };
 static bool clip_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct clip_job *job = context;
-    for (int64_t i = (int64_t)first * job->dim; i < (int64_t)last * job->dim; i++)
+    const int64_t from = (int64_t)first * job->dim, to = (int64_t)last * job->dim;
+    const bool good = kernels->finite(job->x + from, to - from);
+    for (int64_t i = from; i < to; i++)
         job->x[i] = job->x[i] < -job->limit ? -job->limit : job->x[i] > job->limit ? job->limit : job->x[i];
-    return true;
+    return good;
 }
 
-void region_clip(float *x, int n, int dim, float limit) {
+bool region_clip(float *x, int n, int dim, float limit) {
     const struct clip_job job = {x, dim, limit};
-    over_rows(clip_rows, &job, n, dim);
+    return over_rows(clip_rows, &job, n, dim);
 }
 
 struct gate_job { float *out; const float *gate; int dim; };

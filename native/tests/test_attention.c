@@ -71,13 +71,13 @@ static void check_block(const struct kernels *table, int dim, int type) {
 /* Parts in any order of their maxima. */
 static void check_merging(const struct kernels *table, int dim, const float *sink) {
     enum { PARTS = 6 };
-    float part[STRIDE], acc[STRIDE], out[STRIDE] = {0}, most = -INFINITY, total;
+    float part[STRIDE], acc[STRIDE], out[STRIDE] = {0}, most = -INFINITY, total = 0;
     for (int p = 0; p < PARTS; p++) {
         const float max = p == 1 ? -INFINITY : random_float() * 5, sum = p == 1 ? 0 : 1 + fabsf(random_float());
         fill(part, STRIDE);
         table->attention_merge(acc, &most, &total, part, max, sum, (dim + 15) / 16 * 16);
     }
-    table->attention_finish(out, acc, most, total, sink, dim);
+    CHECK(table->attention_finish(out, acc, most, total, sink, dim), "merged: not finite");
     note(out, sizeof out);
     for (int d = 0; d < STRIDE; d++) CHECK(d < dim ? isfinite(out[d]) : out[d] == 0, "merged: %g", out[d]);
 }

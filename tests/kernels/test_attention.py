@@ -53,8 +53,14 @@ class Case:
         q, k, v = (plain(np.stack([x[s][p].reshape(-1) for s, p in rows])) for x in (self.q, self.k, self.v))
         out = ops.tensor("F32", (len(rows), self.heads * self.value_dim))
         rule = ops.AttentionRule(None, None, self.scale, window, None if sinks is None else plain(sinks))
-        assert ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), rule)
+        assert not ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), rule)
         return np.array(out.numpy())
+
+    def fault(self, rows: Sequence[tuple[int, int]], rule: ops.AttentionRule | None = None) -> str:
+        """What attention finds that is not finite."""
+        q, k, v = (plain(np.stack([x[s][p].reshape(-1) for s, p in rows])) for x in (self.q, self.k, self.v))
+        out = ops.tensor("F32", (len(rows), self.heads * self.value_dim))
+        return ops.attention(out, q, k, v, self.keys, self.values, self.batch(rows), rule or ops.AttentionRule())
 
     def expected(self, rows: Sequence[tuple[int, int]], window: int = 0, sinks: F32 | None = None) -> F32:
         out = [
@@ -137,16 +143,13 @@ def test_int8_is_stored_as_the_specification_says() -> None:
     assert np.abs(expected - case.v[0].swapaxes(0, 1)).max() < np.abs(case.v[0]).max() / 250
 
 
-def test_int8_of_zeros_and_of_what_is_not_finite() -> None:
+def test_int8_of_zeros_and_of_an_infinity() -> None:
     case = Case([40], 2, 1, 48, kind="q8_0")
     case.k[0][:] = case.v[0][:] = 0
     rows = case.all_rows()
     assert (case.run(rows) == 0).all()
     case.v[0][20, 0, 40] = np.inf
-    out = case.run(rows).reshape(40, 2, 48)
-    assert (out[:20] == 0).all()
-    assert (out[..., :32] == 0).all()
-    assert np.isnan(out[20:, :, 32:]).all()
+    assert case.fault(rows) == "v"
 
 
 def variants(case: Case, window: int, sinks: F32) -> Iterator[tuple[str, F32]]:
@@ -197,12 +200,12 @@ def test_rope(head_dim: int, rotary: int, positions: list[int]) -> None:
     q, k, v = (x[0][at].reshape(5, -1) for x in (case.q, case.k, case.v))
 
     def run() -> F32:
-        case.keys.numpy()[...] = np.nan
+        case.keys.numpy()[...] = 0
         turned, key = plain(q), plain(k)
         out = ops.tensor("F32", q.shape)
         batch = case.batch([(0, p) for p in positions])
         rule = ops.AttentionRule(plain(cosine), plain(sine))
-        assert ops.attention(out, turned, key, plain(v), case.keys, case.values, batch, rule)
+        assert not ops.attention(out, turned, key, plain(v), case.keys, case.values, batch, rule)
         stored = case.keys.numpy().reshape(2, 2, 16, head_dim, 16).swapaxes(3, 4).reshape(2, 2, 256, head_dim)
         stored = stored[case.tables[0][at // 256], :, at % 256].reshape(5, -1)
         assert (stored == key.numpy().astype(np.float16)).all()
@@ -241,3 +244,77 @@ def test_wrong_arguments_are_named() -> None:
         case.batch([(0, 256)])
     with pytest.raises(ValueError, match="sequence: found 1"):
         case.batch([(1, 0)])
+
+
+def not_finite(case: Case, part: str, value: float) -> None:
+    {"q": case.q, "k": case.k, "v": case.v}[part][0][5, 0, 3] = value
+
+
+FAULTS = [("q", np.nan), ("q", np.inf), ("k", np.nan), ("k", -np.inf), ("v", np.nan), ("v", np.inf)]
+
+
+@pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("part", "value"), FAULTS)
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_what_is_not_finite_is_named(
+    isa: str, kind: KvType, threads: int, part: str, value: float, clip: float | None
+) -> None:
+    _native.use_isa(isa)
+    ops.set_threads(threads)
+    for length in (6, 300):  # the only row with other blocks, and many together
+        case, rule = Case([length], 4, 2, 24, 40, kind), ops.AttentionRule(clip=clip)
+        not_finite(case, part, value)
+        assert case.fault([(0, 5)], rule) == part
+        assert case.fault(case.all_rows(), rule) == part
+
+
+@pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize(("kind", "largest"), [("f16", 65504), ("q8_0", 127 * 65504)])
+def test_what_does_not_fit_into_the_cache_is_named(isa: str, kind: KvType, largest: float) -> None:
+    _native.use_isa(isa)
+    for part in ("k", "v"):
+        case = Case([40], 2, 1, 24, kind=kind)
+        not_finite(case, part, largest)
+        assert not case.fault(case.all_rows())
+        not_finite(case, part, -1.001 * largest)
+        assert case.fault(case.all_rows()) == part
+
+
+@pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("keys", [1, 5, 300])
+def test_a_score_that_overflows_is_named(isa: str, kind: KvType, sign: int, keys: int) -> None:
+    """All scores of a query, or one of many, which alone would only weigh nothing."""
+    _native.use_isa(isa)
+    for first in (0, keys - 1):
+        case = Case([keys], 2, 1, 24, kind=kind)
+        case.q[0][keys - 1, 1] = 3e38
+        case.k[0][:] = 0
+        case.k[0][first:] = sign * 100
+        assert keys == 1 or not case.fault(case.all_rows()[: keys - 1])
+        assert case.fault(case.all_rows()[keys - 1 :]) == "scores"
+        assert case.fault(case.all_rows()) == "scores"
+
+
+@pytest.mark.parametrize("isa", ops.isas())
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_sink_that_is_not_finite_is_named(isa: str, value: float) -> None:
+    _native.use_isa(isa)
+    case = Case([40], 2, 1, 24)
+    assert case.fault(case.all_rows(), ops.AttentionRule(sinks=plain(np.array([0, value], np.float32)))) == "sinks"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_query_does_not_see_is_no_fault(kind: KvType) -> None:
+    """Scores of keys outside the window, and of a block of which nothing is seen."""
+    case = Case([600], 2, 1, 24, kind=kind)
+    case.k[0][:] = 1
+    case.k[0][:500] = 100
+    case.q[0][560:] = 1e37
+    rows, rule = case.all_rows(), ops.AttentionRule(window=20)
+    assert not case.fault(rows, rule)
+    assert not case.fault(rows, ops.AttentionRule(window=61))  # 560 sees keys from 500 on, which are 1
+    assert case.fault(rows, ops.AttentionRule(window=62)) == "scores"

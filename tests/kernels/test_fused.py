@@ -92,7 +92,7 @@ def test_attention_with_norms_and_clipping(n: int, heads_a_norm: str, clip: floa
                 assert ops.norm(rows, rows, norm)
             for part in (q, k, v) if clip is not None else ():
                 part.numpy()[...] = np.clip(part.numpy(), -clip, clip)  # type: ignore[operator]
-        assert ops.attention(out, q, k, v, keys, values, batch, rule)
+        assert not ops.attention(out, q, k, v, keys, values, batch, rule)
         return bytes_of(out, q, k, v, keys, values)
 
     assert run(True) == run(False)
@@ -120,8 +120,9 @@ def test_attention_stores_nothing_that_is_not_finite(which: int, bad: float) -> 
     keys, values = ops.tensor("F16", (1, 1, DIM, 256)), ops.tensor("F16", (1, 1, 256, DIM))
     norm = ops.Norm(plain(normal(DIM)), 1e-5)
     batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
-    assert not ops.attention(ops.tensor("F32", (1, DIM)), q, k, v, keys, values, batch,
-                             ops.AttentionRule(q_norm=norm, k_norm=norm))  # fmt: skip
+    rule = ops.AttentionRule(q_norm=norm, k_norm=norm)
+    found = ops.attention(ops.tensor("F32", (1, DIM)), q, k, v, keys, values, batch, rule)
+    assert found == ("q_norm", "k_norm")[which]
     assert not keys.numpy().any()
 
 

@@ -30,6 +30,7 @@ from colibri.errors import (
 )
 from colibri.experts.swap import export_expert
 from colibri.observe.trace import LayerTraces
+from colibri.ops import _native
 
 from .conftest import GOLDEN
 
@@ -241,9 +242,13 @@ def overwrite(path: Path, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(("tensor", "name"), [
-    ("model.layers.1.self_attn.v_proj.weight", "blk.1.ffn_norm.weight"),
+    ("model.layers.0.input_layernorm.weight", "blk.0.attn_norm.weight"),
+    ("model.layers.1.self_attn.q_norm.weight", "blk.1.attn_q_norm.weight"),
+    ("model.layers.1.self_attn.k_norm.weight", "blk.1.attn_k_norm.weight"),
+    ("model.layers.1.self_attn.v_proj.weight", "blk.1.attn_v.weight"),
+    ("model.layers.1.post_attention_layernorm.weight", "blk.1.ffn_norm.weight"),
     ("model.layers.0.mlp.gate.weight", "blk.0.ffn_gate_inp.weight"),
-    ("model.norm.weight", "output"),
+    ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output"),
 ])  # fmt: skip
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -275,6 +280,47 @@ def test_what_a_norm_cannot_take_is_reported_by_its_name(
     overwrite(path / "model.safetensors", tensor, value)
     with pytest.raises(NumericalError, match=name):
         load(path).infer([5, 6, 7])
+
+
+@pytest.mark.parametrize(("values", "name"), [
+    ({"q_proj": np.nan}, "blk.1.attn_q.weight"),
+    ({"k_proj": np.inf}, "blk.1.attn_k.weight"),
+    ({"v_proj": 1e30}, "blk.1.attn_v.weight"),  # finite, but not as a half float
+    ({"k_proj": 1e30}, "blk.1.attn_k.weight"),
+    ({"q_proj": 1e38, "k_proj": 1e4}, "blk.1.attn_q.weight, blk.1.attn_k.weight: a product"),
+])  # fmt: skip
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_without_norms_of_queries_and_keys_attention_reports_it(
+    load: Load, tmp_path: Path, values: dict[str, float], name: str, precision: str, kv_type: str
+) -> None:
+    path = changed(tmp_path, GOLDEN / "mixtral-gqa-f32")
+    for tensor, value in values.items():
+        overwrite(path / "model.safetensors", f"model.layers.1.self_attn.{tensor}.weight", value)
+    model = load(path, precision=precision, kv_type=kv_type)
+    for ids in ([5], [5, 6, 7], [5, 6, 7] * 100):
+        with pytest.raises(NumericalError, match=name):
+            model.infer(ids)
+
+
+def test_nothing_of_other_requests_is_in_logits(load: Load) -> None:
+    """Whatever buffers, scratch and blocks of the cache hold."""
+    found = []
+    for byte in (0, 255, 63):
+        model = load(TEXT)
+        _native.poison_scratch(byte)
+        try:
+            decoder = model.engine.decoder
+            for name, buffer in decoder.workspace._buffers.items():
+                if name not in ("ones", "first"):
+                    buffer.numpy().view(np.uint8)[:] = byte
+            for layer in model.engine.cache.layers:
+                for part in (layer.keys, layer.values):
+                    part.reshape(part.nbytes // 2).numpy().view(np.uint8)[:] = byte
+            found.append(model.infer([5, 6, 7] * 100).tobytes())
+        finally:
+            _native.poison_scratch(None)
+    assert found[1:] == found[:1] * 2
 
 
 # ---- several at once -------------------------------------------------------------------------------------------------

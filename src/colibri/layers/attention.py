@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from colibri import ops
 from colibri.cache.kv import LayerCache
+from colibri.errors import NumericalError
 from colibri.layers.build import QUANTIZED_BYTES, Build, Seen
-from colibri.layers.norm import not_finite
+from colibri.layers.norm import bad_product, not_finite
 from colibri.layers.workspace import Buffer, Rows, Scratch
 from colibri.spec import AttentionSpec, NormSpec
 
@@ -51,14 +52,26 @@ class Attention:
             (q, k, v), rows.normed, rows.hidden, self._norm.parameters, self._qkv, self._exact, self._biases
         ):
             raise not_finite(self._norm.name)
-        if not ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule):
-            raise not_finite(f"{self._prefix}_q_norm.weight or {self._prefix}_k_norm.weight")
+        found = ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule)
+        if found:
+            raise _not_finite(self._prefix, found)
         ops.matmul((rows.hidden,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
         yield tuple(f"{self._prefix}_{part}.weight" for part in "qkv"), rows.normed
         yield (f"{self._prefix}_output.weight",), rows.views[self._attended]
+
+
+def _not_finite(prefix: str, found: str) -> NumericalError:
+    """What to raise for what ops.attention found."""
+    if found == "scores":
+        return NumericalError(
+            f"{prefix}_q.weight, {prefix}_k.weight: a product of a query and a key overflows; the weights are damaged or "
+            "their type is too narrow for this model"
+        )
+    name = f"{prefix}_{found}.weight"
+    return not_finite(name) if found.endswith("_norm") else bad_product(name)
 
 
 def _rule(spec: AttentionSpec, prefix: str, eps: float, build: Build) -> ops.AttentionRule:
