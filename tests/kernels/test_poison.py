@@ -206,11 +206,63 @@ def moe(c: Case) -> Outputs:
     every = np.tile(np.arange(EXPERTS, dtype=np.int32), (c.n, 1))
     ids = plain(np.random.default_rng(c.n).permuted(every, axis=1)[:, :K].copy())
     for kind, gated in itertools.product(FORMATS, (True, False)):
-        slots = c.output("F32", c.n * K, HIDDEN)
+        plain_slots, weighed_slots = (c.output("F32", c.n * K, HIDDEN) for _ in range(2))
         for only in ([2, 0], [1, 3, 4, 5]):
             parts = plain(np.array(only, np.int32))
-            ops.moe(slots, c.normal(c.n, HIDDEN), experts_of(kind, gated), ids, "silu", kind == "Q8_0", parts)
-        found += results(slots)
+            x, table = c.normal(c.n, HIDDEN), experts_of(kind, gated)
+            for slots, weights in ((plain_slots, None), (weighed_slots, normal(c.n, K))):
+                ops.moe(
+                    slots, c.normal(c.n, HIDDEN), experts_of(kind, gated), ids, "silu", kind == "Q8_0", parts, weights
+                )
+        found += results(plain_slots, weighed_slots)
+    return found
+
+
+def recurrent_batch(n: int) -> ops.Batch:
+    """A sequence from its beginning, whose state is not read."""
+    positions, blocks = np.arange(n, dtype=np.int32), [np.zeros(1, np.int32)]
+    return ops.Batch(positions, np.zeros(n, np.int32), blocks, np.array([1], np.int32))
+
+
+def short_conv(c: Case) -> Outputs:
+    found = []
+    for taps, gated in ((4, False), (3, True)):
+        rule = ops.Convolution(normal(taps, 40), normal(40), True, gated)
+        x = c.normal(c.n, 120 if gated else 40)
+        out, state = c.output("F32", c.n, 40), c.output("F32", 2, taps - 1, 40)
+        good = ops.short_conv(out, x, state, recurrent_batch(c.n), rule)
+        assert good == (c.bad is None)
+        found += [out.numpy(), x.numpy(), state.numpy()[1]]
+    return found
+
+
+def delta_net(c: Case) -> Outputs:
+    heads, size, key_size = 4, 24, 40
+    rule = ops.DeltaRule(plain(-np.ones(heads, np.float32)), normal(heads), 2, key_size)
+    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads * 2, key_size, 16)
+    qkv, beta, dt = c.normal(c.n, 4 * key_size + heads * size), normal(c.n, heads), normal(c.n, heads, seed=1)
+    good = ops.delta_net(out, qkv, beta, dt, state, recurrent_batch(c.n), rule)
+    assert good == (c.bad is None)
+    return [out.numpy(), state.numpy()[1]] if good else []
+
+
+def mamba2(c: Case) -> Outputs:
+    heads, size, state_size = 4, 24, 40
+    rule = ops.StateSpace(plain(-np.ones(heads, np.float32)), normal(heads), 2, state_size, normal(heads))
+    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads * 2, state_size, 16)
+    good = ops.mamba2(out, c.normal(c.n, heads * size + 4 * state_size), normal(c.n, heads), state,
+                      recurrent_batch(c.n), rule)  # fmt: skip
+    assert good == (c.bad is None)
+    return [out.numpy(), state.numpy()[1]] if good else []
+
+
+def gated_norm(c: Case) -> Outputs:
+    found = []
+    for first in (False, True):
+        out = c.output("F32", c.n, HIDDEN)
+        good = ops.gated_norm(out, c.normal(c.n, HIDDEN), normal(c.n, HIDDEN), norm_of(64), 4, first)
+        assert good == (c.bad is None)
+        found += results(out)
     return found
 
 
@@ -243,7 +295,7 @@ def quantize(c: Case) -> Outputs:
 OPS: dict[str, Op] = {
     op.__name__: op
     for op in (norm, matmul, norm_matmul, embed, embed_positions, attention, add, combine, router, route, moe, sample,
-               tile, quantize)
+               tile, quantize, short_conv, delta_net, mamba2, gated_norm)
 }  # fmt: skip
 # What computes nothing from tensors, or is computed with above.
 OTHERS = {"isa", "isas", "use_isa", "threads", "set_threads", "poison_scratch", "block_types", "measure_read",
