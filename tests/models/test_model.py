@@ -311,9 +311,9 @@ def test_nothing_of_other_requests_is_in_logits(load: Load) -> None:
         _native.poison_scratch(byte)
         try:
             decoder = model.engine.decoder
-            for name, buffer in decoder.workspace._buffers.items():
-                if name not in ("ones", "first"):
-                    buffer.numpy().view(np.uint8)[:] = byte
+            for buffer, place in decoder.workspace._places.items():
+                if buffer.name not in ("ones", "first"):  # which hold what they are named for from the start
+                    decoder.workspace._buffers[place].numpy().view(np.uint8)[:] = byte
             for layer in model.engine.cache.layers:
                 for part in (layer.keys, layer.values):
                     part.reshape(part.nbytes // 2).numpy().view(np.uint8)[:] = byte

@@ -67,8 +67,8 @@ def _not_finite(prefix: str, found: str) -> NumericalError:
     """What to raise for what ops.attention found."""
     if found == "scores":
         return NumericalError(
-            f"{prefix}_q.weight, {prefix}_k.weight: a product of a query and a key overflows; the weights are damaged or "
-            "their type is too narrow for this model"
+            f"{prefix}_q.weight, {prefix}_k.weight: a product of a query and a key overflows; the weights are "
+            "damaged or their type is too narrow for this model"
         )
     name = f"{prefix}_{found}.weight"
     return not_finite(name) if found.endswith("_norm") else bad_product(name)
