@@ -16,6 +16,7 @@ from colibri import ops
 from colibri.ops import _native
 
 HIDDEN, WIDE, EXPERTS, K, HEADS, KV_HEADS, DIM, CONTEXT = 256, 512, 6, 3, 6, 2, 40, 300
+QUANTIZED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 POISONS = (0x00, 0xFF, 0x3F)  # as floats 0, a NaN and 0.75
 Outputs = list[NDArray[np.generic]]
 
@@ -291,7 +292,7 @@ def tile(c: Case) -> Outputs:
 
 def quantize(c: Case) -> Outputs:
     rows = np.random.default_rng(c.n).standard_normal((c.n, HIDDEN), np.float32)
-    return [ops.quantize(kind, rows) for kind in FORMATS]
+    return [ops.quantize(kind, rows) for kind in QUANTIZED]
 
 
 OPS: dict[str, Op] = {
