@@ -269,6 +269,21 @@ def gated_norm(c: Case) -> Outputs:
     return found
 
 
+def head_matmul(c: Case) -> Outputs:
+    found = []
+    for kind, exact, rest in (("Q8_0", False, 8), ("F32", True, 0)):
+        out = c.output("F32", c.n, 2 * (16 + rest))
+        ops.head_matmul(out, c.normal(c.n, 2 * (64 + rest)), weight(kind, 32, 64), 2, exact, rest > 0)
+        found += results(out)
+    return found
+
+
+def sigmoid_gate(c: Case) -> Outputs:
+    out = c.normal(c.n, HIDDEN)
+    ops.sigmoid_gate(out, c.normal(c.n, HIDDEN, seed=1))
+    return results(out)
+
+
 def sample(c: Case) -> Outputs:
     filters = (0, 1, 0), (5, 1, 0), (0, 0.6, 0), (0, 1, 0.1), (9, 0.5, 0.2)
     settings = np.array([[0.7, *each, 0.4] for each in filters])
@@ -298,7 +313,7 @@ def quantize(c: Case) -> Outputs:
 OPS: dict[str, Op] = {
     op.__name__: op
     for op in (norm, matmul, norm_matmul, embed, embed_positions, attention, add, combine, router, route, moe, sample,
-               tile, quantize, short_conv, delta_net, mamba2, gated_norm)
+               tile, quantize, short_conv, delta_net, mamba2, gated_norm, head_matmul, sigmoid_gate)
 }  # fmt: skip
 # What computes nothing from tensors, or is computed with above.
 OTHERS = {"isa", "isas", "isas_of_build", "use_isa", "threads", "set_threads", "poison_scratch", "block_types",
