@@ -22,6 +22,9 @@ SharedGate = Literal["softmax"]
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 24
+# What the native ops take; native/bind checks it, too, but only when a model runs.
+HEAD_DIM_STEP = 8
+MAX_WINDOW = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +104,13 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim"):
             check_integer(name, getattr(self, name), 1, 1 << 12)
+        if self.head_dim % HEAD_DIM_STEP:
+            refuse("head_dim", self.head_dim, f"a multiple of {HEAD_DIM_STEP}, as the kernels of attention need it")
         if self.heads % self.kv_heads:
             refuse("kv_heads", self.kv_heads, f"a divisor of heads ({self.heads})")
         if self.rope is not None and self.rope.rotary > self.head_dim:
             refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
-        check_integer("window", self.window, 0)
+        check_integer("window", self.window, 0, MAX_WINDOW)
         check_choice("qk_norm", self.qk_norm, get_args(QueryKeyNorm))
         if self.clip is not None:
             check_number("clip", self.clip, 0, math.inf, open_low=True)
@@ -146,6 +151,8 @@ class DenseSpec:
     def __post_init__(self) -> None:
         check_integer("feed-forward width", self.width, 1, MAX_WIDTH)
         check_choice("activation", self.activation, get_args(Activation))
+        if not self.gated and self.activation == "swiglu_oai":
+            refuse("activation", self.activation, "another one, or a network with a gate")
         check_number("activation's alpha", self.alpha, 0, 1e30, open_low=True)
         check_number("activation's limit", self.limit, 0, 1e30, open_low=True)
 
@@ -177,9 +184,15 @@ class RoutingSpec:
         check_integer("experts_per_token", self.experts_per_token, 1, min(self.experts, 1 << 10))
         check_choice("score", self.score, get_args(Score))
         check_number("expert scale", self.scale, 0, 1e30, open_low=True)  # as a float32 too
+        check_number("sum_added", self.sum_added, 0, 1e30)
+        check_number("sum_least", self.sum_least, 0, 1e30)
+        if self.renormalize and self.score == "identity" and not self.softmax_of_chosen:
+            refuse("renormalize", True, "False with identity scores, whose sum may be negative")
         check_integer("groups", self.groups, 1, self.experts)
         if self.experts % self.groups:
             refuse("groups", self.groups, f"a divisor of experts ({self.experts})")
+        if self.groups > 1 and self.group_score == "sum_of_two" and self.experts // self.groups < 2:
+            refuse("groups", self.groups, f"groups of two experts or more, of {self.experts}, with sum_of_two")
         check_integer("kept_groups", self.kept_groups, 1, self.groups)
         if self.experts_per_token > self.kept_groups * (self.experts // self.groups):
             refuse("experts_per_token", self.experts_per_token, "no more than the kept groups have")

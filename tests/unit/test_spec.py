@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from colibri import ops
 from colibri.errors import ArgumentError
 from colibri.spec import (
     AttentionSpec,
@@ -39,10 +41,27 @@ MODEL = ModelSpec(
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
     (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),
     (DENSE, "activation", "relu"), (DENSE, "width", 0),
+    (ATTENTION, "head_dim", 20), (ATTENTION, "window", 1 << 31),
+    (replace(DENSE, gated=False), "activation", "swiglu_oai"),
+    (replace(DENSE, activation="swiglu_oai"), "gated", False),
+    (ROUTING, "sum_added", -1.0), (ROUTING, "sum_least", float("nan")),
+    (replace(ROUTING, score="identity"), "renormalize", True),
+    (replace(ROUTING, groups=4, kept_groups=4), "group_score", "sum_of_two"),
 ])  # fmt: skip
 def test_wrong_fields(spec: Any, field: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=r"found .*expected"):
         replace(spec, **{field: value})
+
+
+def test_a_head_that_the_kernels_do_not_take() -> None:
+    """Refused where a model is described: by load, inspect, verify, convert and plan."""
+    with pytest.raises(ArgumentError, match="head_dim: found 20, expected a multiple of 8"):
+        replace(ATTENTION, head_dim=20)
+    keys = ops.tensor("F16", (1, 2, 20, 256)), ops.tensor("F16", (1, 2, 256, 20))
+    q, k, v, out = (ops.tensor("F32", (1, heads * 20)) for heads in (4, 2, 2, 4))
+    batch = ops.Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(1, np.int32)])
+    with pytest.raises(ValueError, match="multiples of 8"):
+        ops.attention(out, q, k, v, *keys, batch, ops.AttentionRule())
 
 
 def test_a_shared_experts_gate() -> None:
