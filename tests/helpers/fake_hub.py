@@ -50,9 +50,13 @@ class Hub:
     etags: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
     cdn: bool = False
+    header_cut: dict[str, list[int]] = field(default_factory=dict)  # of requests for a file's beginning, as cut
+    header_statuses: dict[str, list[int]] = field(default_factory=dict)
     gets: list[tuple[str, str]] = field(default_factory=list)  # file, range
+    headers: list[tuple[str, str]] = field(default_factory=list)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     authorizations: list[str | None] = field(default_factory=list)
+    cdn_authorizations: list[str | None] = field(default_factory=list)
 
 
 def is_large(name: str) -> bool:
@@ -77,20 +81,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.authorizations.append(self.headers.get("Authorization"))
+        token = self.headers.get("Authorization")
+        (self.hub.cdn_authorizations if path.startswith("/cdn/") else self.hub.authorizations).append(token)
         listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
         file = re.fullmatch(r"(/cdn)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         name = listing[1] if listing else file[2] if file else ""
         repo = self.hub.repos.get(name)
         if repo is None:
             return self._refuse(401 if not self.headers.get("Authorization") else 404, "RepoNotFound")
+        if file and file[1]:
+            return self._file(repo, file[4], cdn=True)
         wanted = f"Bearer {repo.token}"
         if repo.status != 200 or (repo.token is not None and self.headers.get("Authorization") != wanted):
             return self._refuse(repo.status if repo.status != 200 else 401, repo.error)
         if listing:
             return self._list(name, repo)
         assert file is not None
-        return self._file(repo, file[4], cdn=bool(file[1]))
+        return self._file(repo, file[4], cdn=False)
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -119,21 +126,24 @@ class _Handler(BaseHTTPRequestHandler):
         hub, data = self.hub, repo.files.get(name)
         if data is None:
             return self._refuse(404, "EntryNotFound")
-        if self.command == "GET" and hub.statuses.get(name):
-            return self._refuse(hub.statuses[name].pop(0), "")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        whole = not (asked and asked[2])
+        statuses = (hub.statuses if whole else hub.header_statuses).get(name)
+        if self.command == "GET" and statuses:
+            return self._refuse(statuses.pop(0), "")
         size = hub.listed.get(name, len(data))
         data = hub.sent.get(name, data)
         etag = hub.etags.get(name) or etag_of(name, repo.files[name])
         if hub.cdn and not cdn and is_large(name):
             self.send_response(302)
-            self.send_header("Location", f"{hub.url}/cdn{self.path}")
+            other = hub.url.replace("127.0.0.1", "localhost")  # another host, as far as a client knows
+            self.send_header("Location", f"{other}/cdn{self.path}")
             self.send_header("X-Linked-Etag", f'"{etag}"')
             self.send_header("X-Linked-Size", str(size))
             self.send_header("X-Repo-Commit", repo.commit)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return None
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = end = 0
         if asked and hub.ranges:
             start, end = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
@@ -149,10 +159,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "GET":
             return None
-        hub.gets.append((name, self.headers.get("Range", "")))
-        limit = hub.cut[name].pop(0) if hub.cut.get(name) else len(data)
+        (hub.gets if whole else hub.headers).append((name, self.headers.get("Range", "")))
+        cuts = (hub.cut if whole else hub.header_cut).get(name)
+        limit = cuts.pop(0) if cuts else len(data)
         self.wfile.write(data[:limit])
-        hub.bytes_sent[name] += min(limit, len(data))
+        if whole:
+            hub.bytes_sent[name] += min(limit, len(data))
         if limit < len(data):
             self.wfile.flush()
             self.close_connection = True

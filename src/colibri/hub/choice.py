@@ -17,7 +17,7 @@ from colibri.errors import ColibriError, FileError, MemoryBudgetError, Unsupport
 from colibri.experts.plan import default_budget, readable
 from colibri.hub.fit import Fit, fit
 from colibri.hub.remote import Repository, read_range
-from colibri.hub.variants import Variant
+from colibri.hub.variants import SAFETENSORS, Variant
 from colibri.machine import detect_memory
 from colibri.weights.gguf import MAX_HEADER_BYTES, read_one_file
 
@@ -37,6 +37,9 @@ class Choice:
 def choose(repository: Repository, variants: Sequence[Variant]) -> Choice:
     """The best that this machine runs. Raises MemoryBudgetError or UnsupportedError when it runs none."""
     if len(variants) == 1:
+        seen = remote_fit(repository, variants[0])
+        if seen.kind in ("small", "no"):
+            raise _none(repository, {variants[0].label: seen})
         return Choice(variants[0], "it is the only one")
     budget = default_budget(detect_memory())
     wide = [variant for variant in variants if variant.bits > MOST_BITS]
@@ -79,32 +82,39 @@ def _none(repository: Repository, judged: dict[str, Fit]) -> ColibriError:
 
 
 def remote_fit(repository: Repository, variant: Variant) -> Fit:
-    """How a quantisation would go into memory, from the headers of its files alone."""
-    if not variant.files[0].lower().endswith(".gguf"):
-        return Fit("part", "a directory, whose plan is not known before it is here")
+    """How a model would go into memory, from the headers of its files alone."""
     try:
         with TemporaryDirectory(prefix="colibri-headers-") as folder:
-            files = [Path(folder) / f"{Path(name).name}" for name in variant.files]
-            for name, file in zip(variant.files, files, strict=True):
+            files = {name: Path(folder) / Path(name).name for name in variant.files if not name.endswith(".jinja")}
+            for name, file in files.items():
                 _copy_header(repository, name, file)
-            seen = fit(files[0])
-            return Fit(seen.kind, seen.text.replace(f"{folder}/", ""))
+            seen = fit(Path(folder) if variant.label == SAFETENSORS else files[variant.files[0]])
+            return Fit(seen.kind, seen.text.replace(f"{folder}/", "").replace(folder, repository.repo))
     except OSError as error:
         raise FileError(f"no temporary file can be written: {error.strerror}; let TMPDIR name a folder") from error
 
 
 def _copy_header(repository: Repository, name: str, file: Path) -> None:
-    """A file with the header of the remote one and its size, whose tensors are holes."""
+    """A file with the header of the remote one and its size, whose tensors are holes.
+
+    What is wrong with a header is said by what opens the file.
+    """
     size, count = repository.files[name].size, _FIRST_BYTES
+    if name.endswith(".safetensors"):
+        count = 8 + int.from_bytes(read_range(repository, name, 8), "little")
     while True:
-        data = read_range(repository, name, min(size, count))
+        data = read_range(repository, name, min(size, count, MAX_HEADER_BYTES))
         with file.open("wb") as output:
             output.write(data)
             output.truncate(size)
-        try:
-            if read_one_file(file).data_start <= len(data) or len(data) >= size:
-                return
-        except ColibriError:
-            if count >= min(size, MAX_HEADER_BYTES):
-                return  # opening it will say what is wrong
+        if len(data) >= min(size, MAX_HEADER_BYTES) or not name.lower().endswith(".gguf") or _whole(file, len(data)):
+            return
         count *= 4
+
+
+def _whole(file: Path, nbytes: int) -> bool:
+    """Whether so many bytes hold all of a GGUF file's header."""
+    try:
+        return read_one_file(file).data_start <= nbytes
+    except ColibriError:
+        return False

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from colibri.errors import ColibriError, FileError, FormatError
-from colibri.hub.remote import RemoteFile, Repository, endpoint, stream, told, transport_errors
+from colibri.hub import remote
+from colibri.hub.remote import RemoteFile, Repository, endpoint, passes, stream, told, transport_errors
 
-TRIES: Final = 5  # without a byte more
-WAIT_S: Final = 1.0  # before the first of them, longer each time
 _PIECE: Final = 1 << 20
 _ETAG: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
 Count = Callable[[int], None]  # bytes of this file that are there
@@ -122,7 +121,7 @@ class _Partial:
         self._count(self._done)
 
     def _until_whole(self, output: BinaryIO) -> None:
-        tries, wait = TRIES, WAIT_S
+        tries, wait = remote.TRIES, remote.WAIT_S
         while self._done < self._remote.size:
             before = self._done
             fault = "the connection ended"
@@ -131,12 +130,12 @@ class _Partial:
             except ColibriError:
                 raise
             except transport_errors() as error:
-                if getattr(error, "response", None) is not None and not _passes(error):
+                if not passes(error):
                     with told(self._repository.repo):
                         raise
                 fault = str(error) or type(error).__name__
             if self._done > before:
-                tries, wait = TRIES, WAIT_S
+                tries, wait = remote.TRIES, remote.WAIT_S
             elif self._done < self._remote.size:
                 tries -= 1
                 if not tries:
@@ -181,11 +180,6 @@ class _Partial:
             f"{self._repository.repo}: {self._remote.name} {what}; what was fetched is removed: try again, and test "
             "the network and the disk if this returns"
         )
-
-
-def _passes(error: Any) -> bool:
-    """Whether a status is one that goes away by itself."""
-    return error.response.status_code in (408, 429, 500, 502, 503, 504)
 
 
 def _digest(etag: str, file: RemoteFile) -> tuple[Any, str | None]:

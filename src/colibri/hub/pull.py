@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from colibri.errors import FileError, UnsupportedError
 from colibri.hub.cache import CachedModel, cache_folder, models_of, repo_folder, same
-from colibri.hub.choice import choose
+from colibri.hub.choice import choose, remote_fit
 from colibri.hub.download import fetch, point_main
 from colibri.hub.fit import fit
 from colibri.hub.reference import Reference
@@ -71,12 +72,21 @@ def _wanted(repository: Repository, reference: Reference, say: Say) -> Variant:
         found = [variant for variant in variants if same(reference.quant, variant)]
         if not found:
             raise UnsupportedError(f"{reference.repo}: has no {reference.quant}; it has {labels}")
+        _warn(repository, found[0], say)
         return found[0]
     gguf = [variant for variant in variants if variant.label != SAFETENSORS]
     choice = choose(repository, gguf or variants)
     if len(variants) > 1:
         say(f"{choice.variant.label} of {labels}: {choice.why}")
     return choice.variant
+
+
+def _warn(repository: Repository, variant: Variant, say: Say) -> None:
+    """Who asks for one by its name may want it for another machine, or to convert it: it is only told."""
+    with contextlib.suppress(FileError):  # what hinders this hinders the fetching, too, and is told there
+        seen = remote_fit(repository, variant)
+        if seen.kind in ("small", "no"):
+            say(f"this machine does not run it: {seen.text}")
 
 
 def _check_space(storage: Path, repository: Repository, variant: Variant) -> None:

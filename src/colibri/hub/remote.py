@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any, Final
 
 from colibri.errors import FileError, FormatError
 
+TRIES: Final = 5  # without a byte more
+WAIT_S: Final = 1.0  # before the second of them, longer each time
 _SAFE: Final = re.compile(r"[^\\\0]{1,500}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 _LOGIN: Final = "`hf auth login` stores a token, HF_TOKEN names one"
@@ -72,8 +75,22 @@ def list_repository(repo: str) -> Repository:
 
 
 def read_range(repository: Repository, name: str, size: int) -> bytes:
-    """The first `size` bytes of a file."""
-    with told(repository.repo), stream(repository.url(name), {"Range": f"bytes=0-{size - 1}"}) as response:
+    """The first `size` bytes of a file; a fault that may pass is waited for."""
+    wait = WAIT_S
+    for _ in range(TRIES - 1):
+        try:
+            return _read_range(repository, name, size)
+        except transport_errors() as error:
+            if not passes(error):
+                break
+        time.sleep(wait)
+        wait *= 2
+    with told(repository.repo):
+        return _read_range(repository, name, size)
+
+
+def _read_range(repository: Repository, name: str, size: int) -> bytes:
+    with stream(repository.url(name), {"Range": f"bytes=0-{size - 1}"}) as response:
         data = bytearray()
         for piece in response.iter_bytes():
             data += piece
@@ -86,8 +103,7 @@ def read_range(repository: Repository, name: str, size: int) -> bytes:
 def stream(url: str, headers: dict[str, str]) -> Iterator[Any]:
     """An answer whose body is read piece by piece; the library's session, token and proxies."""
     from huggingface_hub import get_session
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._http import hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     asked = {**build_hf_headers(library_name="colibri"), "Accept-Encoding": "identity", **headers}
     with get_session().stream("GET", url, headers=asked, timeout=30, follow_redirects=True) as response:
@@ -95,6 +111,12 @@ def stream(url: str, headers: dict[str, str]) -> Iterator[Any]:
             response.read()
         hf_raise_for_status(response)
         yield response
+
+
+def passes(error: Any) -> bool:
+    """Whether a fault may go away by itself: one of the connection, or a status that says so."""
+    response = getattr(error, "response", None)
+    return response is None or response.status_code in (408, 429, 500, 502, 503, 504)
 
 
 def transport_errors() -> tuple[type[BaseException], ...]:

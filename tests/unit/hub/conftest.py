@@ -16,7 +16,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr("colibri.hub.download.WAIT_S", 0.01)
+    monkeypatch.setattr("colibri.hub.remote.WAIT_S", 0.01)
     with serving(Hub({"org/model": Repo({"model-Q8_0.gguf": MODEL, "README.md": b"a model"})})) as hub:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)

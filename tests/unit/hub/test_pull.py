@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,10 +20,10 @@ from colibri.cli import main
 from colibri.errors import ColibriError, FileError, FormatError, MemoryBudgetError, UnsupportedError
 from colibri.hub import choice, pull as pulling
 from colibri.hub.cache import cached_models, repo_folder
-from colibri.hub.download import TRIES
 from colibri.hub.fit import Fit
 from colibri.hub.pull import cached, pull
 from colibri.hub.reference import Reference, parse
+from colibri.hub.remote import TRIES
 from colibri.models.registry import open_checkpoint
 
 NAME = "model-Q8_0.gguf"
@@ -178,7 +179,7 @@ def test_a_part_of_something_else_is_not_gone_on_with(hub: Hub) -> None:
     partial().write_bytes(b"x" * 5000)
     refused(FormatError, "has the checksum")
     assert get()[0].read_bytes() == MODEL
-    shutil.rmtree(repo_folder("org/model"))
+    shutil.rmtree(repo_folder("org/model"), ignore_errors=True)
     partial().parent.mkdir(parents=True)
     partial().write_bytes(b"x" * (SIZE + 1))  # too much of it is not even asked about
     assert get()[0].read_bytes() == MODEL
@@ -193,7 +194,8 @@ def test_small_files_have_a_checksum_too(hub: Hub) -> None:
 
 def test_wrong_sizes_are_refused(hub: Hub) -> None:
     hub.listed[NAME] = SIZE - 10  # both of the list and of the file
-    refused(FormatError, f"is longer than the {SIZE - 10} bytes")
+    refused(UnsupportedError, "truncated or damaged")  # seen in the header, before anything is fetched
+    refused(FormatError, f"is longer than the {SIZE - 10} bytes", "org/model:q8_0")
     hub.listed[NAME] = SIZE + 10
     refused(FileError, f"broke off at byte {SIZE} of {SIZE + 10}")
     hub.listed.clear()
@@ -234,6 +236,16 @@ def test_refusals_say_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     hub.authorizations.clear()
     assert get()[0].read_bytes() == MODEL
     assert set(hub.authorizations) == {"Bearer hf_right"}
+
+
+def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large files come from another host, by an address that needs no token."""
+    hub.cdn, hub.repos["org/model"].token = True, "hf_right"
+    hub.cut[NAME] = [100, 100]
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert get()[0].read_bytes() == MODEL
+    assert len(hub.cdn_authorizations) >= 3
+    assert set(hub.cdn_authorizations) == {None}
 
 
 def test_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,10 +348,23 @@ def test_plans_are_made_from_headers_alone(hub: Hub, monkeypatch: pytest.MonkeyP
     path, (said,), _ = get()
     assert path.name == "model-Q8_0.gguf"
     assert "the largest up to 8 bits" in said
-    asked = [asked for name, asked in hub.gets if name == "model-Q8_0.gguf"]
-    assert asked[0] == "bytes=0-4095"
-    assert asked[-1] == ""  # the whole file, at last
-    assert all(name == "model-Q8_0.gguf" for name, _ in hub.gets)
+    assert hub.headers[0] == ("model-Q8_0.gguf", "bytes=0-4095")
+    assert len(hub.headers) > 1
+    assert {name for name, _ in hub.headers} == {"model-Q8_0.gguf"}
+    assert hub.gets == [("model-Q8_0.gguf", "")]
+
+
+def test_headers_are_asked_for_again(hub: Hub) -> None:
+    hub.header_cut[NAME], hub.header_statuses[NAME] = [10, 0], [503]
+    assert get()[0].read_bytes() == MODEL
+    shutil.rmtree(repo_folder("org/model"), ignore_errors=True)
+    hub.header_statuses[NAME] = [503] * TRIES
+    refused(FileError, "status 503; try again later")
+    hub.header_statuses[NAME] = [403, 403]
+    refused(FileError, "asks for a token")
+    hub.header_statuses[NAME] = [503] * TRIES
+    shutil.rmtree(repo_folder("org/model"), ignore_errors=True)
+    assert get("org/model:q8_0")[0].read_bytes() == MODEL  # which is not asked whether it fits
 
 
 def test_what_is_no_mixture_is_told_before_it_is_fetched(hub: Hub) -> None:
@@ -348,6 +373,15 @@ def test_what_is_no_mixture_is_told_before_it_is_fetched(hub: Hub) -> None:
     dense = gguf_header({"general.architecture": "qwen3"}, [])
     hub.repos["org/dense"] = Repo({"d-Q4_0.gguf": dense, "d-Q8_0.gguf": dense + b"\0"})
     refused(UnsupportedError, "this is a dense model", "org/dense")
+    hub.repos["org/single"] = Repo({"d-Q4_0.gguf": dense})
+    refused(UnsupportedError, "this is a dense model", "org/single")
+    config = json.dumps({"model_type": "llama"}).encode()
+    hub.repos["org/folder"] = Repo(DIRECTORY | {"config.json": config})
+    refused(UnsupportedError, "config.json: .*not a Mixture-of-Experts", "org/folder")
+    assert not any(repo_folder(name).exists() for name in ("org/dense", "org/single", "org/folder"))
+    path, (said,), _ = get("org/single:q4_0")  # it was asked for by name: to convert it, say
+    assert "this machine does not run it" in said
+    assert path.read_bytes() == dense
     hub.repos["org/other"] = Repo({"README.md": b"x", "model.onnx": b"y"})
     refused(UnsupportedError, "neither GGUF files nor config.json", "org/other")
 
