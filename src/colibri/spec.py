@@ -32,7 +32,7 @@ class RopeSpec:
     """Rotary positions: `rotary` values of each head turn by position / theta^(2i/rotary), stretched by `scaling`.
 
     attention_factor multiplies cosine and sine; None is what the scaling's paper proposes. factors: the tensor whose
-    values divide the frequencies in place of a scaling, if there is one.
+    values divide the frequencies in place of a scaling, if there is one. truncate: YaRN's bounds are whole dimensions.
     """
 
     theta: float
@@ -43,6 +43,7 @@ class RopeSpec:
     attention_factor: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     factors: str | None = None
@@ -90,7 +91,8 @@ class AttentionSpec:
 
     rope: None where positions do not turn queries and keys. window: how many latest positions a query sees, 0 for all.
     qk_norm: RMSNorm of queries and keys, for each head or over the full width. clip: the largest magnitude of queries,
-    keys and values. Biases are there where the checkpoint has them.
+    keys and values. sinks: each head has a logit that takes a part of the softmax and has no value. Biases are there
+    where the checkpoint has them.
     """
 
     heads: int
@@ -100,6 +102,7 @@ class AttentionSpec:
     window: int = 0
     qk_norm: QueryKeyNorm = "none"
     clip: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim"):
@@ -228,11 +231,15 @@ FeedForward = MoeSpec | DenseSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each."""
+    """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each.
+
+    ffn_norm: what GGUF files call the second norm.
+    """
 
     mixer: Mixer
     ffn: FeedForward
     norm: NormSpec
+    ffn_norm: str = "ffn_norm"
 
 
 @dataclass(frozen=True, kw_only=True)

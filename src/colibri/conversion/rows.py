@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from colibri.weights.block_types import row_bytes
 from colibri.weights.file_reader import FileReader
-from colibri.weights.row_order import read_rows as in_order
+from colibri.weights.load import joined
 from colibri.weights.tensor_info import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
@@ -18,12 +17,13 @@ def read_rows(info: TensorInfo, first: int, count: int, k: int, reader: FileRead
     if info.strides is not None:
         return _read_strided(info, first, count, k, reader)
 
-    def stored(first: int, count: int) -> Bytes:
-        rows = np.empty((count, row_bytes(info.type, k)), np.uint8)
-        reader.read_into(info.file, info.offset + first * rows.shape[1], rows)
+    def stored(part: TensorInfo, first: int, count: int) -> Bytes:
+        width = part.value_bytes if k == 1 and len(part.shape) == 1 else part.stored_row_bytes
+        rows = np.empty((count, width), np.uint8)
+        reader.read_into(part.file, part.offset + first * width, rows)
         return rows
 
-    return in_order(info.order, first, count, stored)
+    return joined(info, first, count, stored)
 
 
 def _read_strided(info: TensorInfo, first: int, count: int, k: int, reader: FileReader) -> Bytes:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
 from colibri.weights.file_reader import changed, identity_of, open_regular, truncated
+from colibri.weights.load import joined
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -102,16 +104,22 @@ class ExpertReader:
     def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
         """Read `count` rows from `first` on and tile them into their place."""
         file = self.open(info.file)
-        row_bytes, order = info.row_bytes, info.order
-        low, high = (first, first + count) if order is None else order.span(first, count)
-        offset, nbytes = info.offset + low * row_bytes, (high - low) * row_bytes
-        direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
-        read = self._fetch(file, self._staging(), offset, nbytes, direct)
+        if info.order is None and info.encoding is None:
+            read = self._stored(info, first, count)
+        else:
+            read = joined(info, first, count, self._stored_rows).reshape(-1).data
         file.check_unchanged()
-        if order is not None:
-            stored = np.frombuffer(read, np.uint8).reshape(high - low, row_bytes)
-            read = stored[order.sources(first, count) - low].reshape(-1).data
         ops.tile(tensor, read, first, count)
+
+    def _stored(self, info: TensorInfo, first: int, count: int) -> memoryview:
+        """The bytes of rows as they are stored, in the thread's buffer."""
+        file, row_bytes = self.open(info.file), info.stored_row_bytes
+        offset, nbytes = info.offset + first * row_bytes, count * row_bytes
+        direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
+        return self._fetch(file, self._staging(), offset, nbytes, direct)
+
+    def _stored_rows(self, info: TensorInfo, first: int, count: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self._stored(info, first, count), np.uint8).reshape(count, -1).copy()
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""

@@ -82,6 +82,7 @@ def _rule(spec: AttentionSpec, prefix: str, eps: float, build: Build) -> ops.Att
         q_norm = ops.Norm(build.weights.vector(f"{prefix}_q_norm.weight", q), eps)
         k_norm = ops.Norm(build.weights.vector(f"{prefix}_k_norm.weight", k), eps)
     cosine, sine = (None, None) if spec.rope is None else build.ropes[spec.rope]
+    sinks = build.weights.vector(f"{prefix}_sinks.weight", spec.heads) if spec.sinks else None
     return ops.AttentionRule(
-        cosine, sine, spec.head_dim**-0.5, spec.window, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
+        cosine, sine, spec.head_dim**-0.5, spec.window, sinks=sinks, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from colibri import ops
 from colibri.layers.build import QUANTIZED_BYTES, Build
 from colibri.layers.workspace import Buffer, Rows, Scratch
-from colibri.spec import DenseSpec, NormSpec
+from colibri.spec import DenseSpec, LayerSpec
 
 SCRATCH_BYTES = 4 + QUANTIZED_BYTES  # of an inner value of a network, as a float and quantised
 
@@ -53,8 +53,8 @@ class Network:
 class DenseFeedForward:
     """A layer's feed-forward part without experts."""
 
-    def __init__(self, spec: DenseSpec, layer: int, norm: NormSpec, build: Build) -> None:
-        self._norm = build.norm(f"blk.{layer}.ffn_norm", norm)
+    def __init__(self, spec: DenseSpec, layer: int, whole: LayerSpec, build: Build) -> None:
+        self._norm = build.norm(f"blk.{layer}.{whole.ffn_norm}", whole.norm)
         self._network = Network(spec, f"blk.{layer}.ffn_{{}}", build)
 
     @staticmethod

@@ -23,7 +23,7 @@ def mixer(spec: LayerSpec, layer: int, build: Build) -> Mixer:
 
 def feed_forward(spec: LayerSpec, layer: int, build: Build) -> FeedForward:
     """Its part that each row goes through alone."""
-    made: FeedForward = FEED_FORWARDS[type(spec.ffn)](spec.ffn, layer, spec.norm, build)
+    made: FeedForward = FEED_FORWARDS[type(spec.ffn)](spec.ffn, layer, spec, build)
     return made
 
 

@@ -9,7 +9,7 @@ from colibri.errors import UnsupportedError, starting_threads
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain, read_tiles
-from colibri.weights.tensor_info import TensorInfo
+from colibri.weights.tensor_info import TensorInfo, refuse_strided
 
 PAGE = 4096
 
@@ -40,6 +40,7 @@ class DenseWeights:
         """The tiled weight (rows, k)."""
         self._given.add(name)
         info = self.checkpoint.require(name, (rows, k))
+        refuse_strided(info)
         tensor = ops.tensor(info.type, (rows, k), self._memory, self._offset, tiled=True)
         self._offset += _space(info)
         self._matrices.append((info, tensor))

@@ -10,15 +10,15 @@ from colibri.layers.build import QUANTIZED_BYTES, Build
 from colibri.layers.dense import Network, activation
 from colibri.layers.router import Router, bad_logit
 from colibri.layers.workspace import Buffer, Rows, Scratch
-from colibri.spec import MoeSpec, NormSpec, SharedSpec
+from colibri.spec import LayerSpec, MoeSpec, SharedSpec
 
 
 class MixtureOfExperts:
     """Routes each row, computes its experts wherever they are, adds them to the residual stream in slot order."""
 
-    def __init__(self, spec: MoeSpec, layer: int, norm: NormSpec, build: Build) -> None:
+    def __init__(self, spec: MoeSpec, layer: int, whole: LayerSpec, build: Build) -> None:
         self.layer = layer
-        self.route = Router(spec.routing, layer, build.norm(f"blk.{layer}.ffn_norm", norm), build)
+        self.route = Router(spec.routing, layer, build.norm(f"blk.{layer}.{whole.ffn_norm}", whole.norm), build)
         self.following: MixtureOfExperts | None = None  # the next layer's, to look ahead
         self._experts = build.experts
         self._shared = SharedExpert(spec.shared, layer, build) if spec.shared is not None else None

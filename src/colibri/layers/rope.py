@@ -83,9 +83,11 @@ def _llama3(rope: RopeSpec, plain: F64, context: int) -> F64:
 
 
 def _yarn(rope: RopeSpec, plain: F64, context: int) -> F64:
-    low = max(math.floor(_yarn_dimension(rope, rope.beta_fast)), 0)
-    high = min(math.ceil(_yarn_dimension(rope, rope.beta_slow)), rope.rotary - 1)
-    ramp = np.clip((np.arange(rope.rotary // 2) - low) / (high - low if high != low else 0.001), 0, 1)
+    low, high = _yarn_dimension(rope, rope.beta_fast), _yarn_dimension(rope, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary - 1)
+    ramp: F64 = np.clip((np.arange(rope.rotary // 2) - low) / (high - low if high != low else 0.001), 0, 1)
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
 from colibri.spec import (
     AttentionSpec,
@@ -71,9 +73,13 @@ def model(
     mixer: Callable[[int], Mixer],
     ffn: Callable[[int], FeedForward],
     norm: NormSpec,
+    layer: Mapping[str, Any] | None = None,
     **rules: Any,
 ) -> ModelSpec:
-    """The decoder whose layers have the mixer and the feed-forward part that are given for their numbers."""
+    """The decoder whose layers have the mixer and the feed-forward part that are given for their numbers.
+
+    layer: what else holds for each of them; rules: for the whole.
+    """
     metadata, key = checkpoint.metadata, checkpoint.key
     return ModelSpec(
         architecture=checkpoint.architecture,
@@ -82,12 +88,24 @@ def model(
         vocab_size=_vocabulary(checkpoint),
         context_length=metadata.integer(key("context_length"), low=1),
         layers=tuple(
-            LayerSpec(mixer=mixer(layer), ffn=ffn(layer), norm=norm)
-            for layer in range(checkpoint.layers)
+            LayerSpec(mixer=mixer(number), ffn=ffn(number), norm=norm, **(layer or {}))
+            for number in range(checkpoint.layers)
         ),
         norm=norm,
         **rules,
     )
+
+
+def windows(checkpoint: Checkpoint, usual: Callable[[int], bool]) -> list[bool]:
+    """Which layers see the latest tokens only: as the metadata lists, or as the family's layers usually do."""
+    key = checkpoint.key("attention.sliding_window_pattern")
+    found = checkpoint.metadata.get(key)
+    if found is None:
+        return [usual(layer) for layer in range(checkpoint.layers)]
+    listed = [bool(value) for value in np.atleast_1d(found)]
+    if len(listed) != checkpoint.layers:
+        raise checkpoint.metadata.error(key, f"{len(listed)} values", f"one for each of {checkpoint.layers} layers")
+    return listed
 
 
 def rms_norm(checkpoint: Checkpoint) -> NormSpec:
@@ -95,8 +113,11 @@ def rms_norm(checkpoint: Checkpoint) -> NormSpec:
     return NormSpec(eps=checkpoint.metadata.number(checkpoint.key("attention.layer_norm_rms_epsilon")))
 
 
-def attention(checkpoint: Checkpoint, **rules: Any) -> AttentionSpec:
-    """Attention with the sizes that the metadata gives; `rules` are what the family fixes, such as rope=None."""
+def attention(checkpoint: Checkpoint, *, truncate: bool = True, **rules: Any) -> AttentionSpec:
+    """Attention with the sizes that the metadata gives; `rules` are what the family fixes, such as rope=None.
+
+    truncate: see `rope`.
+    """
     metadata, key = checkpoint.metadata, checkpoint.key
     heads = metadata.integer(key("attention.head_count"), low=1)
     head_dim = metadata.integer(
@@ -104,17 +125,15 @@ def attention(checkpoint: Checkpoint, **rules: Any) -> AttentionSpec:
     )
     if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
         raise UnsupportedError(f"{checkpoint.path}: values and keys of different lengths are not supported")
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=metadata.integer(key("attention.head_count_kv"), heads),
-        head_dim=head_dim,
-        window=metadata.integer(key("attention.sliding_window"), 0),
-        **({"rope": rope(checkpoint, head_dim)} | rules),
-    )
+    usual: dict[str, Any] = {"window": metadata.integer(key("attention.sliding_window"), 0)}
+    if "rope" not in rules:
+        usual["rope"] = rope(checkpoint, head_dim, truncate)
+    kv_heads = metadata.integer(key("attention.head_count_kv"), heads)
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, **(usual | rules))
 
 
-def rope(checkpoint: Checkpoint, head_dim: int) -> RopeSpec:
-    """The rotary positions: theta, how much of a head turns, and the scaling."""
+def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSpec:
+    """The rotary positions: theta, how much of a head turns, and the scaling; truncate where the metadata is silent."""
     metadata, key = checkpoint.metadata, checkpoint.key("rope")
     kind = metadata.text(f"{key}.scaling.type", "none")
     if kind not in SCALINGS:
@@ -131,6 +150,7 @@ def rope(checkpoint: Checkpoint, head_dim: int) -> RopeSpec:
         original_context=metadata.integer(f"{key}.scaling.original_context_length", context),
         attention_factor=metadata.number(factor_key) if factor_key in metadata else None,
         beta_fast=metadata.number(f"{key}.scaling.yarn_beta_fast", 32.0),
+        truncate=metadata.flag(f"{key}.scaling.yarn_truncate", truncate),
         beta_slow=metadata.number(f"{key}.scaling.yarn_beta_slow", 1.0),
         low_frequency_factor=metadata.number(f"{key}.scaling.low_freq_factor", 1.0),
         high_frequency_factor=metadata.number(f"{key}.scaling.high_freq_factor", 4.0),

@@ -16,6 +16,7 @@ from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.family import MORE_THAN_ONE, REQUIRED, Directory, Families, Family
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
+from colibri.weights.paired import ENCODINGS, with_scales
 from colibri.weights.repository_name import repository_name
 from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo, with_row_orders
@@ -44,9 +45,19 @@ def read_huggingface(
     metadata = _metadata(config, family, directory, repository_name(path) or path.resolve().name)
     layers = metadata.integer(f"{metadata.text('general.architecture')}.block_count", low=1, high=1 << 16)
     kept, notes = _skip(directory, layers, read_weights(path))
+    method = _quantization(config)
+    if method is not None:
+        kept = with_scales(kept, *ENCODINGS[method])
     tensors = with_row_orders(_tensors(config, directory, kept), directory.row_orders(metadata))
     _check_layers(config, directory, layers, tensors)
     return family, metadata, tensors, notes
+
+
+def _quantization(config: Metadata) -> str | None:
+    """The method of quantization_config, as text."""
+    found = config.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    return None if method is None else str(method)
 
 
 def _inside(config: Metadata, field: str) -> Metadata:
@@ -93,12 +104,11 @@ def _family(config: Metadata, families: Families) -> Family:
 
 
 def _check_supported(config: Metadata, directory: Directory) -> None:
-    if "quantization_config" in config:
-        method = config["quantization_config"]
-        method = method.get("quant_method") if isinstance(method, dict) else method
+    method = _quantization(config)
+    if method is not None and method not in ENCODINGS:
         raise UnsupportedError(
-            f"{config.source}: quantization_config {method!r:.80}: quantised safetensors are not read; "
-            "use the unquantised checkpoint or a GGUF file"
+            f"{config.source}: quantization_config {method!r:.80}: of quantised safetensors {', '.join(ENCODINGS)} is "
+            "read; use the unquantised checkpoint or a GGUF file"
         )
     for name, allowed in directory.expects.items():
         if name in config and config[name] not in allowed:
@@ -138,8 +148,8 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
 def _rope(config: Metadata, usual_theta: float, head_dim: int, context: int) -> dict[str, Any]:
     """Rope keys from rope_parameters (transformers 5) or rope_theta and rope_scaling (before).
 
-    The types "llama3" and "dynamic" and the keys low_freq_factor and high_freq_factor are not in GGUF's vocabulary
-    (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
+    The types "llama3" and "dynamic" and the keys low_freq_factor, high_freq_factor and yarn_truncate are not in GGUF's
+    vocabulary (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
     """
     field = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     given = config.get(field, {})
@@ -168,8 +178,8 @@ def _yarn(rope: Metadata, context: int) -> dict[str, Any]:
     keys = _original_context(rope, context)
     keys["yarn_beta_fast"] = rope.number("beta_fast", 32.0)
     keys["yarn_beta_slow"] = rope.number("beta_slow", 1.0)
-    if rope.get("truncate", True) is not True:
-        raise UnsupportedError(f"{rope.source}: rope truncate {rope['truncate']!r:.80} is not run; true is expected")
+    if not rope.flag("truncate", True):
+        keys["yarn_truncate"] = False
     attention = rope.number("attention_factor", 0.0)
     scale, scale_all = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if not attention and scale and scale_all:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from colibri.weights.tensor_info import TensorInfo
 STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to stay in the second-level cache's reach
 _TILE_ROWS: Final = 16
 
+Bytes = npt.NDArray[np.uint8]
+
 
 def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
     """Read a small F32, F16 or BF16 tensor of any shape as plain F32: norms and biases."""
@@ -28,17 +31,31 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
         raise UnsupportedError(f"{info.file}: tensor {info.name} is of type {info.type}; F32, F16 or BF16 is expected")
     if info.expert_stride is not None:
         raise ValueError(f"{info.name} is a view with gaps; read it expert by expert")
-    rows, row_bytes = info.shape[0], info.nbytes // info.shape[0]
+    if info.strides is not None:
+        raw = _gathered(info, reader)
+    else:
+        row_bytes = info.nbytes // info.shape[0]
 
-    def read(first: int, count: int) -> npt.NDArray[np.uint8]:
-        raw = np.empty((count, row_bytes), np.uint8)
-        reader.read_into(info.file, info.offset + first * row_bytes, raw)
-        return raw
+        def read(first: int, count: int) -> Bytes:
+            rows = np.empty((count, row_bytes), np.uint8)
+            reader.read_into(info.file, info.offset + first * row_bytes, rows)
+            return rows
 
-    raw = read_rows(info.order, 0, rows, read)
+        raw = read_rows(info.order, 0, info.shape[0], read)
     tensor = ops.tensor("F32", info.shape)
     tensor.numpy()[...] = transformed(info, to_float32(raw.reshape(-1), info.type)).reshape(info.shape)
     return tensor
+
+
+def _gathered(info: TensorInfo, reader: FileReader) -> Bytes:
+    """Values that are not back to back, back to back."""
+    strides, width = info.strides or (), info.value_bytes
+    last = sum((size - 1) * stride for size, stride in zip(info.shape, strides, strict=True))
+    raw = np.empty((last + 1) * width, np.uint8)
+    reader.read_into(info.file, info.offset, raw)
+    values = raw.view(f"V{width}")
+    view = np.lib.stride_tricks.as_strided(values, info.shape, [stride * width for stride in strides])
+    return np.ascontiguousarray(view).view(np.uint8)
 
 
 def transformed(info: TensorInfo, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -52,25 +69,33 @@ TRANSFORMS: Final[dict[str, Callable[[npt.NDArray[np.float32]], npt.NDArray[np.f
 }
 
 
+def joined(info: TensorInfo, first: int, count: int, read: Callable[[TensorInfo, int, int], Bytes]) -> Bytes:
+    """(count, row_bytes): rows of a tensor in its own type. read(info, first, count) gives stored rows of a tensor."""
+    rows = read_rows(info.order, first, count, partial(read, info))
+    if info.encoding is None or info.scales is None:
+        return rows
+    return info.encoding.join(rows, read_rows(info.order, first, count, partial(read, info.scales)))
+
+
 def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None:
     """Fill a tiled tensor of the same type and shape (rows, k) from the file, a few rows at a time.
 
     Raises FileError when the file cannot be read whole.
     """
     rows, _ = info.shape
-    row_bytes = info.row_bytes
-    step = _TILE_ROWS * max(1, STAGING_BYTES // (_TILE_ROWS * row_bytes))
+    step = _TILE_ROWS * max(1, STAGING_BYTES // (_TILE_ROWS * info.row_bytes))
     most = min(step, rows) * (1 if info.order is None else STORED_AT_ONCE)
-    staging = np.frombuffer(mmap.mmap(-1, most * row_bytes), np.uint8)  # goes back to the system at once
+    staging = np.frombuffer(mmap.mmap(-1, most * info.row_bytes), np.uint8)  # goes back to the system at once
 
-    def read(first: int, count: int) -> npt.NDArray[np.uint8]:
-        piece = staging[: count * row_bytes]
-        reader.read_into(info.file, info.offset + first * row_bytes, piece)
+    def read(part: TensorInfo, first: int, count: int) -> Bytes:
+        row_bytes = part.stored_row_bytes
+        piece = staging[: count * row_bytes] if part is info else np.empty(count * row_bytes, np.uint8)
+        reader.read_into(part.file, part.offset + first * row_bytes, piece)
         return piece.reshape(count, row_bytes)
 
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        piece = read_rows(info.order, first, count, read)
+        piece = joined(info, first, count, read)
         ops.tile(tensor, piece.reshape(-1).data, first_row=first, rows=count)
 
 

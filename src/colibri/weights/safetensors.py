@@ -161,7 +161,7 @@ def _check_cover(path: Path, tensors: Mapping[str, TensorInfo], start: int, size
 
 def supported(tensor: TensorInfo) -> TensorInfo:
     """The tensor itself when its type is one that weights may have, otherwise UnsupportedError."""
-    if tensor.type not in ("F32", "F16", "BF16"):
+    if tensor.type not in ("F32", "F16", "BF16") and tensor.encoding is None:
         raise UnsupportedError(
             f"{tensor.file}: tensor {tensor.name:.200} is {tensor.type}; F32, F16 and BF16 are read. "
             "Convert the checkpoint to one of them first"

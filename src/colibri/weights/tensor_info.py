@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from colibri.errors import FormatError
+from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.block_types import BY_NAME, row_bytes
+from colibri.weights.encodings import Encoding
 from colibri.weights.row_order import RowOrder
 
 _PART: Final = re.compile(r"blk\.\d+\.(\w+)\.(?:weight|bias)")
@@ -26,6 +27,8 @@ class TensorInfo:
     offset is absolute in `file`. `nbytes` counts the data only, without gaps between experts.
     order: which stored rows these are, where the file holds them in another order or has others between them; shape and
     nbytes are those of the tensor, not of what is stored.
+    scales: of a tensor in another encoding the bytes that stand beside it, a row for each of its rows; type, shape and
+    nbytes are then those that it is read as.
     transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
     strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
@@ -42,11 +45,19 @@ class TensorInfo:
     expert_stride: int | None = None
     strides: tuple[int, ...] | None = None
     transform: str | None = None
+    encoding: Encoding | None = None
+    scales: TensorInfo | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row (the last dimension)."""
         return row_bytes(self.type, self.shape[-1])
+
+    @property
+    def stored_row_bytes(self) -> int:
+        """Bytes of one row in the file, where scales may stand elsewhere."""
+        encoding = self.encoding
+        return self.row_bytes if encoding is None else self.shape[-1] // encoding.values * encoding.bytes
 
     @property
     def value_bytes(self) -> int:
@@ -59,9 +70,8 @@ class TensorInfo:
             raise IndexError(f"{self.name} of shape {self.shape} has no expert {index}")
         rest = self.shape[1:]
         nbytes = math.prod(rest[:-1]) * self.row_bytes
-        stride = nbytes if self.expert_stride is None else self.expert_stride
-        if self.order is not None and self.expert_stride is None:
-            stride = self.order.stored(math.prod(rest[:-1])) * self.row_bytes
+        rows = math.prod(rest[:-1]) if self.order is None else self.order.stored(math.prod(rest[:-1]))
+        stride = rows * self.stored_row_bytes if self.expert_stride is None else self.expert_stride
         if self.strides is not None:
             stride = self.strides[0] * self.value_bytes
         return replace(
@@ -71,6 +81,7 @@ class TensorInfo:
             offset=self.offset + index * stride,
             nbytes=nbytes,
             expert_stride=None,
+            scales=None if self.scales is None else self.scales.expert(index),
             strides=None if self.strides is None else self.strides[1:],
         )
 
@@ -127,3 +138,11 @@ def part_of(name: str) -> str:
     """attn_q of blk.3.attn_q.weight or blk.3.attn_q.bias; "" of any other name."""
     match = _PART.fullmatch(name)
     return match[1] if match else ""
+
+
+def refuse_strided(info: TensorInfo) -> None:
+    """Raise UnsupportedError for a matrix that can be converted only."""
+    if info.strides is not None:
+        raise UnsupportedError(
+            f"{info.file}: {info.name} is stored transposed, which is not run in place; use `colibri convert` first"
+        )
