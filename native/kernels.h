@@ -87,7 +87,8 @@ struct routing {
 
 /* What a cache holds: half floats, or int8 with a scale (a half float) for each 32 dimensions of a head. A block is
  * ATTENTION_SPLIT tokens of one kv head: keys (ATTENTION_SPLIT / 16, key_dim, 16), values (ATTENTION_SPLIT, value_dim).
- * Behind those of Q8_0 come their scales (ATTENTION_SPLIT / 16, kv_scales, 16) and (ATTENTION_SPLIT, kv_scales). */
+ * Behind those of Q8_0 come their scales (ATTENTION_SPLIT / 16, kv_scales, 16) and (ATTENTION_SPLIT, kv_scales).
+ * Where values are the first value_dim dimensions of the keys (latent attention), keys alone are stored. */
 enum kv_type { KV_F16, KV_Q8_0, KV_COUNT };
 static inline int kv_scales(int dim) { return (dim + 31) / 32; }
 static inline size_t kv_block_bytes(int type, int dim) {
@@ -96,7 +97,7 @@ static inline size_t kv_block_bytes(int type, int dim) {
 
 /* Keys and values (floats) of one kv head of neighbouring tokens, rows k_step and v_step apart, for slots slot..slot+n of a
  * block: at most 16, of which no two have a multiple of 16 between them. */
-struct kv_rows { const float *k, *v; size_t k_step, v_step; int slot, n; };
+struct kv_rows { const float *k, *v; /* v NULL: keys alone */ size_t k_step, v_step; int slot, n; };
 
 /* What attention meets that is not finite, causes before what follows from them. Keys and values also where they are too
  * large for the cache; a score where a product of a query and a key overflows; the sum of values where a sink is none. */
@@ -169,6 +170,9 @@ struct kernels {
     bool (*router)(int32_t *ids, float *weights, const float *logits, const struct routing *, float *scratch);
     /* attention: see ops/attention.c */
     int (*kv_append[KV_COUNT])(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim); /* faults */
+    /* values (ATTENTION_SPLIT, value_dim) and their scales from the keys of groups [first, last) of 16 in a block; value_dim a
+     * multiple of 32 */
+    void (*kv_values[KV_COUNT])(void *values, const void *keys, int key_dim, int value_dim, int first, int last);
     bool (*attention_pack)(float *packed, const float *const *q, int rows, int key_dim, float scale); /* false: not finite */
     /* false: a score is not finite; scratch: ATTENTION_SCRATCH floats */
     bool (*attention_part[KV_COUNT])(const struct attention_part *part, float *scratch);

@@ -96,18 +96,20 @@ void embed_positions(Tensor &out, const Tensor &table, const Batch &batch) {
     region_embed(rows, &weights, batch.position.data(), int(batch.position.size()));
 }
 
-/* What is the same in every step of a layer. Norms are of a row or of each head of it; after them all is clipped; then
- * rope's tables of cosines and sines (positions, rotary / 2). */
+/* What is the same in every step of a layer. Norms are of a row or of each head of it, k's also of the part that is the values;
+ * after them all is clipped; then rope's tables of cosines and sines (positions, rotary / 2), for the numbers of a head from
+ * rope_start on. */
 struct AttentionRule {
     std::optional<Tensor> cosine, sine, sinks;
-    std::optional<Norm> q_norm, k_norm;
+    std::optional<Norm> q_norm, k_norm, v_norm;
     std::optional<float> clip;
     float scale;
-    int window;
+    int window, rope_start;
 
     AttentionRule(const Tensor *cosine, const Tensor *sine, float scale, int window, const Tensor *sinks,
-                  const Norm *q_norm, const Norm *k_norm, std::optional<float> clip)
-        : clip(clip), scale(scale), window(window) {
+                  const Norm *q_norm, const Norm *k_norm, std::optional<float> clip, const Norm *v_norm, int rope_start)
+        : clip(clip), scale(scale), window(window), rope_start(rope_start) {
+        if (rope_start < 0) wrong("rope_start", text(rope_start), "0 or more");
         if (window < 0) wrong("window", text(window), "0 (no window) or more");
         expect_finite("scale", scale);
         if (clip && !(*clip >= 0)) wrong("clip", text(*clip), "a number from 0");
@@ -120,36 +122,58 @@ struct AttentionRule {
         if (sinks) f32_of(*sinks, "sinks", -1), this->sinks = *sinks;
         if (q_norm) this->q_norm = *q_norm;
         if (k_norm) this->k_norm = *k_norm;
+        if (v_norm) this->v_norm = *v_norm;
     }
 };
 
 void set_rope(struct attention_input &in, const AttentionRule &rule, int key_dim, const Batch &batch) {
     if (!rule.cosine) return;
     const Tensor &cosine = *rule.cosine;
-    if (2 * cosine.shape[1] > key_dim)
-        wrong("cosine", describe(cosine), text("at most ", key_dim / 2, " columns"));
+    if (rule.rope_start > key_dim || 2 * cosine.shape[1] > key_dim - rule.rope_start)
+        wrong("cosine", describe(cosine), text("at most ", (key_dim - rule.rope_start) / 2, " columns from rope_start on"));
     if (batch.last_position >= cosine.shape[0])
         wrong("batch", text("position ", batch.last_position), text("below ", cosine.shape[0], ", the rows of cosine"));
     in.cosine = cosine.f32(), in.sine = rule.sine->f32(), in.rotary = int(2 * cosine.shape[1]);
+    in.rope_start = rule.rope_start;
 }
 
 /* The dimensions of a head whose numbers and scales take so many bytes a token, in Q8_0. */
 int64_t dimensions_in(int64_t width) { return width - 2 * ((width + 33) / 34); }
 
-/* Checks a pair of caches against each other and the batch. */
-struct cache cache_of(const Tensor &keys, const Tensor &values, const Batch &batch) {
+/* Checks a pair of caches against each other and the batch; without values the caller knows value_dim. */
+struct cache cache_of(const Tensor &keys, const Tensor *values, const Batch &batch) {
     const int type = keys.type == T_U8 ? KV_Q8_0 : KV_F16, number = type == KV_Q8_0 ? int(T_U8) : int(T_F16);
     const int64_t key_shape[] = {-1, -1, -1, KV_BLOCK};
     expect(keys, "keys", number, key_shape);
     const int64_t value_shape[] = {keys.shape[0], keys.shape[1], KV_BLOCK, -1};
-    expect(values, "values", number, value_shape);
+    if (values) expect(*values, "values", number, value_shape);
     const int64_t key_dim = type == KV_Q8_0 ? dimensions_in(keys.shape[2]) : keys.shape[2];
-    const int64_t value_dim = type == KV_Q8_0 ? dimensions_in(values.shape[3]) : values.shape[3];
+    int64_t value_dim = values ? values->shape[3] : key_dim;
+    if (values && type == KV_Q8_0) value_dim = dimensions_in(value_dim);
     if (key_dim % 8 || value_dim % 8 || key_dim <= 0 || value_dim <= 0 || !keys.shape[1])
-        wrong("keys, values", describe(keys) + ", " + describe(values), "head dimensions that are multiples of 8");
+        wrong("keys, values", describe(keys) + (values ? ", " + describe(*values) : ""), "head dimensions that are multiples of 8");
     if (batch.last_block >= keys.shape[0])
         wrong("batch", text("block ", batch.last_block), text("below ", keys.shape[0], ", the blocks of the cache"));
-    return {keys.data, values.data, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
+    return {keys.data, values ? values->data : nullptr, type, int(keys.shape[1]), int(key_dim), int(value_dim)};
+}
+
+/* Values are the first dimensions of a key: as many as `out` says. */
+int latent_values(const Tensor &out, int64_t heads, int key_dim) {
+    const int64_t dim = out.dimensions == 2 ? out.shape[1] / heads : 0;
+    if (dim < 32 || dim % 32 || dim > key_dim || out.shape[1] % heads)
+        wrong("out", describe(out), text("rows of ", heads, " heads of a multiple of 32 up to ", key_dim, ", without values"));
+    return int(dim);
+}
+
+/* k's norm, of a row, of each head of it, or of the first values of each head. */
+bool norm_keys(const Norm &norm, Tensor &k, const struct cache &cache) {
+    if (cache.values || norm.dim() == k.shape[1] || norm.dim() == cache.key_dim) return norm.apply(k, k);
+    bool finite = true;
+    for (int64_t row = 0; row < k.values() / cache.key_dim; row++) {
+        float *x = k.f32() + row * cache.key_dim;
+        finite &= region_norm(x, x, norm.weight.f32(), norm.bias ? norm.bias->f32() : nullptr, 1, int(norm.dim()), norm.eps);
+    }
+    return finite;
 }
 
 void check_norm(const std::optional<Norm> &norm, const char *name, int64_t width, int head_dim) {
@@ -167,30 +191,35 @@ const char *first_fault(int faults, bool sinks) {
 
 /* What is not finite: q_norm, k_norm, q, k, v, scores or sinks, the first of them; or nothing. Nothing is stored where a
  * norm, or clipping, finds it. */
-std::string attention(Tensor &out, Tensor &q, Tensor &k, Tensor &v, Tensor &keys, Tensor &values, const Batch &batch,
-               const AttentionRule &rule) {
-    const struct cache cache = cache_of(keys, values, batch);
+std::string attention(Tensor &out, Tensor &q, Tensor &k, Tensor *v, Tensor &keys, Tensor *values, const Batch &batch,
+                      const AttentionRule &rule) {
+    if (!v != !values) wrong("v, values", v ? "v only" : "values only", "both or none");
+    struct cache cache = cache_of(keys, values, batch);
     const int64_t n = int64_t(batch.position.size()), width = rows_of(q, "q", batch), heads = width / cache.key_dim;
     if (width % cache.key_dim || heads % cache.kv_heads || !heads)
         wrong("q", describe(q), text("rows of ", cache.key_dim, " times a multiple of ", cache.kv_heads, " heads"));
     struct attention_input in = {};
     in.q = q.f32(), in.heads = int(heads), in.scale = rule.scale, in.window = rule.window;
     in.k = f32_of(k, "k", n, int64_t(cache.kv_heads) * cache.key_dim);
-    in.v = f32_of(v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
+    if (v) in.v = f32_of(*v, "v", n, int64_t(cache.kv_heads) * cache.value_dim);
+    else cache.value_dim = latent_values(out, heads, cache.key_dim);
     in.sinks = rule.sinks ? f32_of(*rule.sinks, "sinks", heads) : nullptr;
     set_rope(in, rule, cache.key_dim, batch);
     f32_of(out, "out", n, heads * cache.value_dim);
     check_norm(rule.q_norm, "q_norm", width, cache.key_dim);
-    check_norm(rule.k_norm, "k_norm", k.shape[1], cache.key_dim);
-    const Tensor *rows[] = {&q, &k, &v, &out};
-    const char *names[] = {"q", "k", "v", "out"};
-    for (int i = 1; i < 4; i++)
+    if (v || !rule.k_norm || rule.k_norm->dim() != cache.value_dim)
+        check_norm(rule.k_norm, "k_norm", k.shape[1], cache.key_dim);
+    if (v) check_norm(rule.v_norm, "v_norm", v->shape[1], cache.value_dim);
+    else if (rule.v_norm) wrong("v_norm", "a norm", "none without values");
+    Tensor *const rows[] = {&q, &k, &out, v};
+    const char *names[] = {"q", "k", "out", "v"};
+    for (int i = 1; i < (v ? 4 : 3); i++)
         for (int j = 0; j < i; j++) expect_apart(*rows[i], names[i], *rows[j], names[j]);
     if (rule.q_norm && !rule.q_norm->apply(q, q)) return "q_norm";
-    if (rule.k_norm && !rule.k_norm->apply(k, k)) return "k_norm";
-    Tensor *clipped[] = {&q, &k, &v};
-    for (int i = 0; rule.clip && i < 3; i++)
-        if (!region_clip(clipped[i]->f32(), int(n), int(clipped[i]->shape[1]), *rule.clip)) return names[i];
+    if (rule.k_norm && !norm_keys(*rule.k_norm, k, cache)) return "k_norm";
+    if (rule.v_norm && !rule.v_norm->apply(*v, *v)) return "v_norm";
+    for (int i : {0, 1, 3})
+        if (rule.clip && rows[i] && !region_clip(rows[i]->f32(), int(n), int(rows[i]->shape[1]), *rule.clip)) return names[i];
     const struct batch view = batch.view();
     const int faults = unlocked([&] { return region_attention(out.f32(), &in, &cache, &view); });
     if (faults < 0) check_region(faults);
@@ -205,10 +234,11 @@ void bind_attention(nb::module_ &m) {
     m.def("embed_positions", &embed_positions, "out"_a, "table"_a, "batch"_a);
     nb::class_<AttentionRule>(m, "AttentionRule")
         .def(nb::init<const Tensor *, const Tensor *, float, int, const Tensor *, const Norm *, const Norm *,
-                      std::optional<float>>(),
+                      std::optional<float>, const Norm *, int>(),
              optional("cosine"), optional("sine"), "scale"_a = 1.0f, "window"_a = 0, optional("sinks"), optional("q_norm"),
-             optional("k_norm"), optional("clip"));
-    m.def("attention", &attention, "out"_a, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "batch"_a, "rule"_a);
+             optional("k_norm"), optional("clip"), nb::kw_only(), optional("v_norm"), "rope_start"_a = 0);
+    m.def("attention", &attention, "out"_a, "q"_a, "k"_a, "v"_a.none(), "keys"_a, "values"_a.none(), "batch"_a,
+          "rule"_a);
     m.attr("KV_BLOCK") = KV_BLOCK;
 }
 

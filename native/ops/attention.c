@@ -51,7 +51,7 @@ static int faults_f16(const struct kv_rows *rows, int key_dim, int value_dim) {
     int faults = 0;
     for (int i = 0; i < rows->n; i++) {
         if (!fits_f16(rows->k + (size_t)i * rows->k_step, key_dim)) faults |= FAULT_KEY;
-        if (!fits_f16(rows->v + (size_t)i * rows->v_step, value_dim)) faults |= FAULT_VALUE;
+        if (rows->v && !fits_f16(rows->v + (size_t)i * rows->v_step, value_dim)) faults |= FAULT_VALUE;
     }
     return faults;
 }
@@ -62,7 +62,7 @@ int KERNEL(kv_append_f16)(void *keys, void *values, const struct kv_rows *rows, 
         for (int d = 0; d < key_dim; d += 16) key_tile_f16(key + d * 16, rows->k + d, rows->k_step);
     else
         for (int i = 0; i < rows->n; i++) vector_f16(key + i, 16, rows->k + (size_t)i * rows->k_step, key_dim);
-    for (int i = 0; i < rows->n; i++)
+    for (int i = 0; rows->v && i < rows->n; i++)
         vector_f16((uint16_t *)values + (rows->slot + i) * value_dim, 1, rows->v + (size_t)i * rows->v_step, value_dim);
     return faults_f16(rows, key_dim, value_dim);
 }
@@ -91,18 +91,64 @@ static bool append_int8(int8_t *out, uint16_t *scales, int step, const float *x,
 int KERNEL(kv_append_q8_0)(void *keys, void *values, const struct kv_rows *rows, int key_dim, int value_dim) {
     int8_t *key = keys, *value = values;
     uint16_t *key_scales = (uint16_t *)(void *)(key + ATTENTION_SPLIT * key_dim);
-    uint16_t *value_scales = (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim);
+    uint16_t *value_scales = value ? (uint16_t *)(void *)(value + ATTENTION_SPLIT * value_dim) : NULL;
     int faults = 0;
     for (int i = 0, slot = rows->slot; i < rows->n; i++, slot++) {
         if (!append_int8(key + slot / 16 * key_dim * 16 + slot % 16,
                          key_scales + slot / 16 * kv_scales(key_dim) * 16 + slot % 16, 16,
                          rows->k + (size_t)i * rows->k_step, key_dim))
             faults |= FAULT_KEY;
-        if (!append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
+        if (rows->v && !append_int8(value + slot * value_dim, value_scales + slot * kv_scales(value_dim), 1,
                          rows->v + (size_t)i * rows->v_step, value_dim))
             faults |= FAULT_VALUE;
     }
     return faults;
+}
+
+/* ---- values that are the first dimensions of keys ---- */
+
+/* 16 dimensions of 16 keys: a transposition. */
+static void value_tile_f16(uint16_t *values, const uint16_t *keys, size_t step) {
+    uint16_t two[2][16];
+    vb pairs[4]; /* of neighbouring keys, of 16 dimensions */
+    for (int key = 0; key < 16; key += 8) {
+        vb_load_rows(pairs, (const uint8_t *)(keys + key), 16 * sizeof *keys);
+        VEC_UNROLL for (int i = 0; i < 4; i++) {
+            vb_store(two, vb_halves(pairs[i]));
+            memcpy(values + (size_t)(key + 2 * i) * step, two[0], sizeof two[0]);
+            memcpy(values + (size_t)(key + 2 * i + 1) * step, two[1], sizeof two[1]);
+        }
+    }
+}
+
+void KERNEL(kv_values_f16)(void *values, const void *keys, int key_dim, int value_dim, int first, int last) {
+    for (int g = first; g < last; g++)
+        for (int d = 0; d < value_dim; d += 16)
+            value_tile_f16((uint16_t *)values + 16 * g * value_dim + d, (const uint16_t *)keys + (g * key_dim + d) * 16,
+                           (size_t)value_dim);
+}
+
+static void value_tile_int8(int8_t *values, const int8_t *keys, size_t step) {
+    int32_t wide[16][16];
+    vb four[4]; /* a key each, of 16 dimensions */
+    for (int d = 0; d < 16; d++) vi_store(wide[d], vi_from_i8(keys + 16 * d));
+    for (int key = 0; key < 16; key += 4) {
+        vb_load_rows(four, (const uint8_t *)&wide[0][key], sizeof wide[0]);
+        VEC_UNROLL for (int i = 0; i < 4; i++) vi_to_i8(values + (size_t)(key + i) * step, vi_from_vb(four[i]));
+    }
+}
+
+void KERNEL(kv_values_q8_0)(void *values, const void *keys, int key_dim, int value_dim, int first, int last) {
+    const uint16_t *from = (const void *)((const int8_t *)keys + ATTENTION_SPLIT * key_dim);
+    uint16_t *to = (void *)((int8_t *)values + ATTENTION_SPLIT * value_dim);
+    const int parts = kv_scales(value_dim), key_parts = kv_scales(key_dim);
+    for (int g = first; g < last; g++) {
+        for (int d = 0; d < value_dim; d += 16)
+            value_tile_int8((int8_t *)values + 16 * g * value_dim + d, (const int8_t *)keys + (g * key_dim + d) * 16,
+                            (size_t)value_dim);
+        for (int key = 0; key < 16; key++)
+            for (int p = 0; p < parts; p++) to[(16 * g + key) * parts + p] = from[(g * key_parts + p) * 16 + key];
+    }
 }
 
 /* ---- queries ---- */

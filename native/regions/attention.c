@@ -38,13 +38,19 @@ struct job {
 struct workspace {
     float *packed, *acc, *max, *sum, *part, *part_max, *part_sum, *scores;
     int packed_task;
+    uint8_t *values; /* of a block whose values are made from its keys */
 };
+
+static size_t scores_floats(const struct job *job) {
+    const struct cache *c = job->cache;
+    return ATTENTION_SCRATCH(c->key_dim > c->value_dim ? c->key_dim : c->value_dim);
+}
 
 static size_t workspace_floats(const struct job *job) {
     const struct cache *c = job->cache;
-    const size_t rows = (size_t)c->key_dim + (size_t)job->stride + 2;
-    const size_t scores = ATTENTION_SCRATCH(c->key_dim > c->value_dim ? c->key_dim : c->value_dim);
-    return (STRIP * rows + ATTENTION_ROWS * ((size_t)job->stride + 2) + scores + 15) / 16 * 16;
+    const size_t rows = (size_t)c->key_dim + (size_t)job->stride + 2, scores = scores_floats(job);
+    const size_t values = c->values ? 0 : kv_block_bytes(c->type, c->value_dim) / sizeof(float) + 16; /* read past the end */
+    return (STRIP * rows + ATTENTION_ROWS * ((size_t)job->stride + 2) + scores + values + 15) / 16 * 16;
 }
 
 static struct workspace workspace_of(const struct job *job, int thread) {
@@ -56,6 +62,7 @@ static struct workspace workspace_of(const struct job *job, int thread) {
     w.part_max = w.sum + STRIP;
     w.part_sum = w.part_max + ATTENTION_ROWS;
     w.scores = w.part_sum + ATTENTION_ROWS;
+    w.values = (uint8_t *)(w.scores + scores_floats(job));
     return w;
 }
 
@@ -110,7 +117,9 @@ static uint8_t *keys_of(const struct job *job, int row, int kv_head, int block) 
     return job->cache->keys + where(job, row, kv_head, block) * kv_block_bytes(job->cache->type, job->cache->key_dim);
 }
 
+/* NULL: they are the first dimensions of the keys. */
 static uint8_t *values_of(const struct job *job, int row, int kv_head, int block) {
+    if (!job->cache->values) return NULL;
     return job->cache->values + where(job, row, kv_head, block) * kv_block_bytes(job->cache->type, job->cache->value_dim);
 }
 
@@ -128,8 +137,8 @@ static void turn(const struct job *job, int row, int kv_head) {
     const float *sine = in->sine + (int64_t)position * (in->rotary / 2);
     const int64_t kv_row = (int64_t)row * job->cache->kv_heads + kv_head;
     for (int64_t head = kv_row * job->group; head < (kv_row + 1) * job->group; head++)
-        kernels->rope(in->q + head * dim, cosine, sine, in->rotary);
-    kernels->rope(in->k + kv_row * dim, cosine, sine, in->rotary);
+        kernels->rope(in->q + head * dim + in->rope_start, cosine, sine, in->rotary);
+    kernels->rope(in->k + kv_row * dim + in->rope_start, cosine, sine, in->rotary);
 }
 
 /* Turns n rows of a sequence, which kernels store together, and puts their keys and values into the cache. */
@@ -139,7 +148,7 @@ static void store(struct job *job, int row, int n, int kv_head) {
     const int position = job->batch->position[row], block = position / ATTENTION_SPLIT;
     const int64_t kv_row = (int64_t)row * c->kv_heads + kv_head;
     for (int i = 0; in->rotary && i < n; i++) turn(job, row + i, kv_head);
-    const struct kv_rows rows = {in->k + kv_row * c->key_dim, in->v + kv_row * c->value_dim,
+    const struct kv_rows rows = {in->k + kv_row * c->key_dim, in->v ? in->v + kv_row * c->value_dim : NULL,
                                  (size_t)c->kv_heads * (size_t)c->key_dim, (size_t)c->kv_heads * (size_t)c->value_dim,
                                  position % ATTENTION_SPLIT, n};
     note(job, kernels->kv_append[c->type](keys_of(job, row, kv_head, block), values_of(job, row, kv_head, block), &rows,
@@ -195,7 +204,20 @@ static const uint8_t *keys_after(const struct job *job, int task, int block, int
     return keys_of(job, next->token, head_of(job, then), next->first_block);
 }
 
-/* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block. */
+/* Values that the task's strip sees in a block, from the keys: once for all its rows. */
+static uint8_t *values_from_keys(const struct job *job, int task, int block, const struct workspace *w) {
+    const struct strip *s = strip_of(job, task);
+    const int start = job->batch->position[s->token], base = block * ATTENTION_SPLIT;
+    int first = first_key(job, start + s->from / job->group) - base;
+    int last = start + (s->from + s->rows - 1) / job->group + 1 - base;
+    if (first < 0) first = 0;
+    if (last > ATTENTION_SPLIT) last = ATTENTION_SPLIT;
+    kernels->kv_values[job->cache->type](w->values, keys_of(job, s->token, head_of(job, task), block), job->cache->key_dim,
+                                         job->cache->value_dim, first / 16, (last + 15) / 16);
+    return w->values;
+}
+
+/* Rows r.. (at most ATTENTION_ROWS) of the task's strip against one block; the first rows come first. */
 static void one_part(struct job *job, int task, int block, int r, int then, float *out, float *max, float *sum,
                      struct workspace *w) {
     const struct strip *s = strip_of(job, task);
@@ -212,8 +234,10 @@ static void one_part(struct job *job, int task, int block, int r, int then, floa
         if (first[i] >= last[i]) first[i] = last[i] = 0;
     }
     const uint8_t *next = r ? NULL : keys_after(job, task, block, then); /* the first rows of a strip fetch for all */
+    uint8_t *values = values_of(job, s->token, head_of(job, task), block);
+    if (!values) values = r ? w->values : values_from_keys(job, task, block, w);
     const struct attention_part part = {keys_of(job, s->token, head_of(job, task), block),
-                                        values_of(job, s->token, head_of(job, task), block),
+                                        values,
                                         c->key_dim,
                                         c->value_dim,
                                         rows,

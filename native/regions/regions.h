@@ -61,14 +61,14 @@ struct batch {
 };
 
 /* Caches: keys and values (blocks, kv_heads, kv_block_bytes) of a kv_type, see kernels.h. */
-struct cache { uint8_t *keys, *values; int type, kv_heads, key_dim, value_dim; };
+struct cache { uint8_t *keys, *values; /* values NULL: the first dimensions of the keys */ int type, kv_heads, key_dim, value_dim; };
 
-/* q (n, heads * key_dim), k and v of the step's rows; the first `rotary` numbers of a head of q and k are turned in place by
+/* q (n, heads * key_dim), k and v of the step's rows; `rotary` numbers of a head of q and k from `rope_start` on are turned in place by
  * cosine and sine (positions, rotary / 2). window 0: none; sinks (heads) may be NULL. */
 struct attention_input {
     float *q, *k;
     const float *v, *cosine, *sine, *sinks;
-    int heads, rotary, window;
+    int heads, rotary, rope_start, window;
     float scale;
 };
 

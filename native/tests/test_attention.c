@@ -68,6 +68,22 @@ static void check_block(const struct kernels *table, int dim, int type) {
     }
 }
 
+/* Values made from keys: what is stored where the first dimensions of a key are its value. */
+static void check_values_of_keys(const struct kernels *table, int type) {
+    enum { KEY_DIM = MOST_DIM - 8, VALUE_DIM = 32 };
+    static struct block block, made;
+    fill(k[0], ATTENTION_SPLIT * MOST_DIM);
+    memset(&made, 0, sizeof made);
+    for (int slot = 0; slot < ATTENTION_SPLIT; slot++) {
+        const struct kv_rows rows = {k[slot], k[slot], MOST_DIM, MOST_DIM, slot, 1};
+        table->kv_append[type](block.keys, block.values, &rows, KEY_DIM, VALUE_DIM);
+    }
+    table->kv_values[type](made.values, block.keys, KEY_DIM, VALUE_DIM, 0, 5);
+    table->kv_values[type](made.values, block.keys, KEY_DIM, VALUE_DIM, 5, ATTENTION_SPLIT / 16);
+    CHECK(!memcmp(made.values, block.values, kv_block_bytes(type, VALUE_DIM)), "%s: values of keys", table->isa);
+    note(made.values, kv_block_bytes(type, VALUE_DIM));
+}
+
 /* Parts in any order of their maxima. */
 static void check_merging(const struct kernels *table, int dim, const float *sink) {
     enum { PARTS = 6 };
@@ -84,6 +100,7 @@ static void check_merging(const struct kernels *table, int dim, const float *sin
 
 static void check_table(const struct kernels *table) {
     const float sink = 2.5f;
+    for (int type = 0; type < KV_COUNT; type++) check_values_of_keys(table, type);
     for (int dim = 8; dim <= MOST_DIM; dim += 8) {
         for (int type = 0; type < KV_COUNT; type++) check_block(table, dim, type);
         check_merging(table, dim, NULL);

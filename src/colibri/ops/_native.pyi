@@ -103,10 +103,20 @@ class AttentionRule:
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
         clip: float | None = None,
+        *,
+        v_norm: Norm | None = None,
+        rope_start: int = 0,  # the first number of a head that is turned
     ) -> None: ...
 
 def attention(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, batch: Batch, rule: AttentionRule
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,  # v and values None: the first of the keys' dimensions, as many as `out` has a head
+    keys: Tensor,
+    values: Tensor | None,
+    batch: Batch,
+    rule: AttentionRule,
 ) -> str: ...
 
 class Convolution:
