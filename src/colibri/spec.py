@@ -18,7 +18,7 @@ Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2", "silu_clamped", "
 NormKind = Literal["rms", "layer"]
 QueryKeyNorm = Literal["none", "head", "full"]
 RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
-SharedGate = Literal["softmax"]
+SharedGate = Literal["none", "sigmoid", "softmax"]
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 24
@@ -206,11 +206,12 @@ class RoutingSpec:
 class SharedSpec:
     """An expert that every row goes through beside those it is routed to.
 
-    gate: what its answer counts. "softmax": its part of a softmax over two, of which the routed experts have the other.
+    gate: what its answer is multiplied by before it is added. "none": nothing. "sigmoid": that of one logit. "softmax":
+    its part of a softmax over two, of which the routed experts have the other.
     """
 
     network: DenseSpec
-    gate: SharedGate
+    gate: SharedGate = "none"
 
     def __post_init__(self) -> None:
         check_choice("shared expert's gate", self.gate, get_args(SharedGate))

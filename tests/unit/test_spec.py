@@ -36,7 +36,8 @@ MODEL = ModelSpec(
 
 @pytest.mark.parametrize(("spec", "field", "value"), [
     (MODEL, "hidden_size", 0), (MODEL, "vocab_size", 0), (MODEL, "context_length", 0), (MODEL, "layers", ()),
-    (ATTENTION, "heads", 3), (ATTENTION, "kv_heads", 3), (ATTENTION, "rope", RopeSpec(theta=1e4, rotary=32)),
+    (ATTENTION, "heads", 3), (ATTENTION, "head_dim", 12),
+    (ATTENTION, "kv_heads", 3), (ATTENTION, "rope", RopeSpec(theta=1e4, rotary=32)),
     (ATTENTION, "clip", 0.0), (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
     (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),

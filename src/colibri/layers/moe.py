@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from colibri import ops
 from colibri.layers.build import QUANTIZED_BYTES, Build
 from colibri.layers.dense import Network, activation
-from colibri.layers.router import Router, bad_logit
+from colibri.layers.router import Router
+from colibri.layers.shared import SharedExpert
 from colibri.layers.workspace import Buffer, Rows, Scratch
-from colibri.spec import LayerSpec, MoeSpec, SharedSpec
+from colibri.spec import LayerSpec, MoeSpec
 
 
 class MixtureOfExperts:
@@ -76,46 +74,3 @@ def _buffers(spec: MoeSpec, hidden: int) -> tuple[Buffer, ...]:
         Buffer("slots", hidden, rows=k),
         Buffer("slots", hidden),
     )
-
-
-class SharedExpert:
-    """An expert that every row goes through; a softmax over two says what it and the routed ones count.
-
-    DeepSpeed's residual mixture (arXiv 2201.05596).
-    """
-
-    def __init__(self, spec: SharedSpec, layer: int, build: Build) -> None:
-        name = f"blk.{layer}.ffn_gate_inp_shexp"
-        self._name = f"{name}.weight"
-        self._network = Network(spec.network, f"blk.{layer}.ffn_{{}}_shexp", build)
-        self._coefficient = (build.weights.matrix(self._name, 2, build.hidden),)
-        self._bias = (build.weights.vector(f"{name}.bias", 2),)
-        self._softmax = ops.Routing("softmax")
-        self._shares, self._logits, self._order, self._weight = build.places(_SHARES)
-
-    @staticmethod
-    def scratch(spec: SharedSpec, hidden: int) -> Scratch:
-        """Buffers of its part and of the network."""
-        network = Network.scratch(spec.network, hidden)
-        return Scratch((*_SHARES, *network.buffers), network.native_bytes)
-
-    def weigh(self, rows: Rows, weights: ops.Tensor) -> None:
-        """Scale the weights (n, k) of the routed experts by what they count, and keep what this one counts.
-
-        Raises NumericalError, naming the tensor, when one of the two logits is a NaN or an infinity.
-        """
-        logits, order, largest = (rows.views[place] for place in (self._logits, self._order, self._shares))
-        ops.matmul((logits,), rows.normed, self._coefficient, True, False, self._bias)
-        if not ops.router(order, largest, logits, self._softmax):
-            raise bad_logit(self._name)
-        routed = order.numpy() == 0  # (n, 2): shares come largest first
-        shares: NDArray[np.float32] = largest.numpy()
-        weights.numpy()[...] *= shares[routed][:, None]
-        rows.views[self._weight].numpy()[:, 0] = shares[~routed]
-
-    def __call__(self, rows: Rows) -> None:
-        """Add its answer to rows.normed to rows.hidden."""
-        self._network(rows, rows.views[self._weight])
-
-
-_SHARES = Buffer("shares", 2), Buffer("shares_logits", 2), Buffer("shares_order", 2, "I32"), Buffer("shared_weight", 1)

@@ -25,6 +25,8 @@ from colibri.spec import (
     RopeScaling,
     RopeSpec,
     RoutingSpec,
+    SharedGate,
+    SharedSpec,
 )
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.metadata import Metadata
@@ -33,6 +35,13 @@ from colibri.weights.row_order import RowOrder, adjacent_pairs
 SCALINGS: dict[str, RopeScaling] = {
     "none": "none", "default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "dynamic": "dynamic",
 }  # fmt: skip
+GATINGS: dict[int, dict[str, Any]] = {  # what GGUF's expert_gating_func stands for; 0: nothing is said
+    0: {},
+    1: {"score": "softmax"},
+    2: {"score": "sigmoid"},
+    3: {"score": "identity", "softmax_of_chosen": True},
+    4: {"score": "sqrt_softplus"},
+}
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -164,21 +173,45 @@ def dense(checkpoint: Checkpoint, **rules: Any) -> DenseSpec:
     return DenseSpec(width=width, gated=checkpoint.gated, **rules)
 
 
-def mixture(checkpoint: Checkpoint, *, renormalize: bool, **rules: Any) -> MoeSpec:
-    """A mixture of experts; `renormalize` holds where the metadata does not say it, `rules` are those of an expert."""
+def routing(checkpoint: Checkpoint, *, renormalize: bool = False, **rules: Any) -> RoutingSpec:
+    """How the router chooses; `rules` hold where the metadata does not say it."""
     metadata, key = checkpoint.metadata, checkpoint.key
-    shared = metadata.integer(key("feed_forward_length"), 0)
-    return MoeSpec(
-        routing=RoutingSpec(
-            experts=metadata.integer(key("expert_count"), low=1),
-            experts_per_token=metadata.integer(key("expert_used_count"), low=1),
-            renormalize=metadata.flag(key("expert_weights_norm"), renormalize),
-            scale=metadata.number(key("expert_weights_scale"), 1.0) or 1.0,  # 0 stands for "not set"
-        ),
-        expert=DenseSpec(
-            width=metadata.integer(key("expert_feed_forward_length"), shared), gated=checkpoint.gated, **rules
-        ),
+    gating = metadata.integer(key("expert_gating_func"), 0)
+    if gating not in GATINGS:
+        known = ", ".join(map(str, GATINGS))
+        raise UnsupportedError(f"{metadata.source}: {key('expert_gating_func')} is {gating}, supported are {known}")
+    groups = metadata.integer(key("expert_group_count"), 1) or 1  # 0 stands for "not set", here and below
+    return RoutingSpec(
+        experts=metadata.integer(key("expert_count"), low=1),
+        experts_per_token=metadata.integer(key("expert_used_count"), low=1),
+        renormalize=metadata.flag(key("expert_weights_norm"), renormalize),
+        scale=metadata.number(key("expert_weights_scale"), 1.0) or 1.0,
+        groups=groups,
+        kept_groups=metadata.integer(key("expert_group_used_count"), groups) or groups,
+        **rules | GATINGS[gating],
     )
+
+
+def mixture(checkpoint: Checkpoint, routing: RoutingSpec, shared: SharedSpec | None = None, **rules: Any) -> MoeSpec:
+    """A mixture of experts; `rules` are those of an expert."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    width = metadata.integer(key("expert_feed_forward_length"), metadata.integer(key("feed_forward_length"), 0))
+    expert = DenseSpec(width=width, gated=checkpoint.gated, **rules)
+    return MoeSpec(routing=routing, expert=expert, shared=shared)
+
+
+def shared_expert(
+    checkpoint: Checkpoint, gate: SharedGate = "none", usual_width: int = 0, **rules: Any
+) -> SharedSpec | None:
+    """The shared expert, if there is one: several that a file counts are one of their width together.
+
+    usual_width holds where the metadata says nothing; `rules` are those of the network.
+    """
+    metadata, key = checkpoint.metadata, checkpoint.key
+    count = metadata.integer(key("expert_shared_count"), 0)
+    width = count * metadata.integer(key("expert_feed_forward_length"), 0) or usual_width
+    width = metadata.integer(key("expert_shared_feed_forward_length"), width)
+    return SharedSpec(network=DenseSpec(width=width, **rules), gate=gate) if width else None
 
 
 def feed_forward(checkpoint: Checkpoint, moe: MoeSpec) -> Callable[[int], FeedForward]:

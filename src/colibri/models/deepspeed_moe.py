@@ -24,7 +24,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
     attention = common.attention(checkpoint) if turned else common.attention(checkpoint, rope=None)
     moe = common.mixture(
         checkpoint,
-        renormalize=metadata.integer(key("expert_used_count")) > 1,
+        common.routing(checkpoint, renormalize=metadata.integer(key("expert_used_count")) > 1),
         activation=metadata.text(key("feed_forward_activation")),
     )
     if metadata.flag(key("expert_residual"), False):

@@ -14,7 +14,8 @@ from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Ke
 def spec(checkpoint: Checkpoint) -> ModelSpec:
     """What a Mixtral model is made of."""
     attention = common.attention(checkpoint)
-    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=True))
+    moe = common.mixture(checkpoint, common.routing(checkpoint, renormalize=True))
+    ffn = common.feed_forward(checkpoint, moe)
     return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 

@@ -12,7 +12,8 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
     """What an OLMoE model is made of. Some have queries, keys and values clipped (clip_qkv)."""
     clip = checkpoint.metadata.number(checkpoint.key("attention.clamp_kqv"), 0.0)
     attention = common.attention(checkpoint, qk_norm="full", clip=clip or None)
-    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=False))
+    moe = common.mixture(checkpoint, common.routing(checkpoint, renormalize=False))
+    ffn = common.feed_forward(checkpoint, moe)
     return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 

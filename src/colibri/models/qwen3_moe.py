@@ -14,7 +14,8 @@ from colibri.weights.family import ATTENTION, COMMON_KEYS, DENSE, NAMED_EXPERTS,
 def spec(checkpoint: Checkpoint) -> ModelSpec:
     """What a Qwen3-MoE model is made of. Released models renormalise, and GGUF files do not say so."""
     attention = common.attention(checkpoint, qk_norm="head")
-    ffn = common.feed_forward(checkpoint, common.mixture(checkpoint, renormalize=True))
+    moe = common.mixture(checkpoint, common.routing(checkpoint, renormalize=True))
+    ffn = common.feed_forward(checkpoint, moe)
     return common.model(checkpoint, lambda layer: attention, ffn, common.rms_norm(checkpoint))
 
 

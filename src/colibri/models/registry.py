@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from colibri.models import deepspeed_moe, gpt_oss, mixtral, olmoe, qwen3_moe
+from colibri.models import deepspeed_moe, gpt_oss, mixtral, olmoe, qwen2_moe, qwen3_moe
 from colibri.ops import BLOCK_TYPES
 from colibri.spec import ModelSpec
 from colibri.weights import checkpoint as checkpoints
@@ -13,7 +13,7 @@ from colibri.weights.family import Families
 from colibri.weights.huggingface import ReadWeights
 from colibri.weights.safetensors import read_directory
 
-FAMILIES = Families(module.FAMILY for module in (mixtral, qwen3_moe, olmoe, gpt_oss, deepspeed_moe))
+FAMILIES = Families(module.FAMILY for module in (mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepspeed_moe))
 
 
 def open_checkpoint(

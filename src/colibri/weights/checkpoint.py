@@ -214,7 +214,7 @@ def _open_gguf(path: Path, families: Families) -> Checkpoint:
     if family is None:
         raise _unknown(path, architecture, metadata, families)
     name = metadata.text("general.name", path.stem)
-    tensors = with_row_orders(_with_split_gate_up(file.tensors), family.row_orders(metadata))
+    tensors = with_row_orders(_with_split_gate_up(_with_matrices(file.tensors)), family.row_orders(metadata))
     return _without_skipped(Checkpoint(path, "gguf", name, family, metadata, tensors, metadata))
 
 
@@ -248,6 +248,15 @@ def _dense(path: Path, architecture: str) -> UnsupportedError:
         f"{path}: {architecture}.expert_count is missing, so this is a dense model; this engine is for "
         "Mixture-of-Experts models"
     )
+
+
+def _with_matrices(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The gates of shared experts that are stored as vectors become matrices of one row."""
+    result = dict(tensors)
+    for name, info in tensors.items():
+        if name.endswith(".ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
+            result[name] = replace(info, shape=(1, *info.shape))
+    return result
 
 
 def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -20,7 +20,7 @@ from colibri.errors import ArgumentError, ColibriError, FileError, FormatError, 
 from colibri.models.registry import open_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-HIDDEN, WIDTH, ROWS, HEADS = 8, 12, 16, 2
+HIDDEN, WIDTH, ROWS, HEADS = 16, 12, 16, 2
 OPTIONS: dict[str, Any] = {
     "num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "ffn_hidden_size": WIDTH,
     "max_position_embeddings": 32, "padded_vocab_size": ROWS, "num_experts": [2], "topk": 1, "bias_gelu_fusion": True,
@@ -38,7 +38,8 @@ def write(folder: Path, options: dict[str, Any] | None = None, **layer: Any) -> 
     parts = {
         "input_layernorm.weight": numbers(HIDDEN), "input_layernorm.bias": numbers(HIDDEN),
         "post_attention_layernorm.weight": numbers(HIDDEN), "post_attention_layernorm.bias": numbers(HIDDEN),
-        "attention.query_key_value.weight": numbers(3 * HIDDEN, HIDDEN), "attention.query_key_value.bias": numbers(24),
+        "attention.query_key_value.weight": numbers(3 * HIDDEN, HIDDEN),
+        "attention.query_key_value.bias": numbers(3 * HIDDEN),
         "attention.dense.weight": numbers(HIDDEN, HIDDEN), "attention.dense.bias": numbers(HIDDEN),
         "mlp.deepspeed_moe.gate.wg.weight": numbers(2, HIDDEN),
     } | layer  # fmt: skip
@@ -63,9 +64,9 @@ def test_the_names_become_ggufs(tmp_path: Path) -> None:
     checkpoint = open_source(write(tmp_path / "old"))
     assert checkpoint.metadata.text("deepspeedmoe.feed_forward_activation") == "gelu_tanh"
     assert checkpoint.tensors["blk.0.ffn_up.1.bias"].shape == (WIDTH,)
-    assert checkpoint.tensors["blk.0.attn_q.weight"].shape == (HEADS, 4, HIDDEN)
+    assert checkpoint.tensors["blk.0.attn_q.weight"].shape == (HEADS, 8, HIDDEN)
     assert checkpoint.tensors["blk.0.attn_k.weight"].expert(1).offset == (
-        checkpoint.tensors["blk.0.attn_q.weight"].offset + 16 * 4 * HIDDEN
+        checkpoint.tensors["blk.0.attn_q.weight"].offset + 16 * 8 * HIDDEN
     )
 
 
@@ -91,10 +92,10 @@ REFUSED: list[tuple[dict[str, Any], type, str]] = [
     ({"num_experts": 2}, FormatError, "num_experts"),
     ({"num_experts": [3]}, FormatError, "ffn_gate_inp.weight has shape"),
     ({"hidden_size": None}, FormatError, "hidden_size"),
-    ({"num_attention_heads": 3}, FormatError, "attn_qkv.bias has 24 rows"),
+    ({"num_attention_heads": 3}, FormatError, "attn_qkv.bias has 48 rows"),
     ({"use_rotary_position_embeddings": True}, FormatError, "position_embd.weight is there"),
     ({"untie_embeddings_and_output_weights": True}, FormatError, "output.weight is missing"),
-    ({"num_attention_heads": 4, "num_key_value_heads": 2, "kv_channels": 3, "ds_sequence_parallel_fpdt": False},
+    ({"num_attention_heads": 4, "num_key_value_heads": 2, "kv_channels": 6, "ds_sequence_parallel_fpdt": False},
      UnsupportedError, "num-key-value-heads"),
     ({"swiglu": True}, FormatError, "has shape"),
 ]  # fmt: skip
@@ -173,7 +174,7 @@ def test_tensors_that_are_not_contiguous(tmp_path: Path) -> None:
     for name, changes in (("plain", {}), ("strided", layer)):
         source = open_source(write(tmp_path / name, **changes))
         convert(source, tmp_path / f"{name}.gguf", Options("f32", name="same"))
-    assert source.tensors["blk.0.attn_q.bias"].strides == (24, 2)
+    assert source.tensors["blk.0.attn_q.bias"].strides == (48, 2)
     assert (tmp_path / "plain.gguf").read_bytes() == (tmp_path / "strided.gguf").read_bytes()
 
 
