@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
+from golden_cases import Case
 from golden_text import add_tokenizer
 from safetensors.torch import load_file
 
@@ -210,19 +211,19 @@ def fill(model: torch.nn.Module, tensors: dict[str, tuple[np.ndarray, str]]) -> 
             parameter.data = values[translate(name)]
 
 
-def write_quantized(directory: Path, classes: tuple[Any, Any], tokens: int) -> None:
+def write_quantized(directory: Path) -> None:
     """model.gguf in mixed block formats, with the logits of its dequantised weights."""
-    from make_golden import LOGIT_GAP, ROUTER_GAP, half_cache_logits, logit_gap, router_gap
+    from make_golden import LOGIT_GAP, build, decisive, expected, logit_gap
 
-    model = classes[1](classes[0](**QUANTIZED, attn_implementation="eager")).float().eval()
+    case = Case("qwen3_moe", config=QUANTIZED)
+    model = build(case)
     for seed in range(2000):
         tensors = quantized_tensors(seed)
         fill(model, tensors)
-        ids = torch.randint(0, QUANTIZED["vocab_size"], (1, tokens), generator=torch.Generator().manual_seed(seed))
+        ids = torch.randint(0, QUANTIZED["vocab_size"], (1, case.tokens), generator=torch.Generator().manual_seed(seed))
         logits = model(ids).logits[0].numpy()
-        if router_gap(model, ids, 2) >= ROUTER_GAP and logit_gap(logits) >= LOGIT_GAP:
+        if logit_gap(logits) >= LOGIT_GAP and decisive(model, ids):
             break
-    half = half_cache_logits(model, "qwen3_moe", ids[0].numpy())
     directory.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(directory / "model.gguf", "qwen3moe")
     add_metadata(writer, "qwen3_moe", QUANTIZED)
@@ -230,6 +231,7 @@ def write_quantized(directory: Path, classes: tuple[Any, Any], tokens: int) -> N
         raw = data if kind != "F32" else data.view(np.uint8)
         writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=Type[kind])
     close(writer)
-    np.savez_compressed(directory / "golden.npz", ids=ids[0].numpy().astype(np.int32), logits=logits, **half)
+    found = ids[0].numpy().astype(np.int32)
+    np.savez_compressed(directory / "golden.npz", ids=found, logits=logits, **expected(model, found))
     size = (directory / "model.gguf").stat().st_size
     print(f"{directory.name}: {size / 1000:.0f} kB, logits {logits.min():.2f} to {logits.max():.2f}")

@@ -14,7 +14,8 @@ from colibri import ops
 from colibri.engine.model import Model
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir() and path.name != "families")
+DIRECTORIES = sorted(file.parent for file in GOLDEN.rglob("config.json"))  # of all families
 
 
 def files_of(name: str) -> list[Path]:
@@ -28,10 +29,15 @@ ALL_FILES = [pytest.param(path, id=str(path.relative_to(GOLDEN))) for name in NA
 
 
 def golden_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """ids, logits, logits_half, long_ids, long_logits of the case that a checkpoint belongs to."""
+    """ids, logits, chosen, logits_half, long_ids, long_logits of the case that a checkpoint belongs to."""
     directory = path if path.is_dir() else path.parent
     with np.load(directory / "golden.npz") as arrays:
         return dict(arrays)
+
+
+def distance(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest difference, as a part of the range of the logits."""
+    return float(np.abs(found - expected).max() / np.ptp(expected))
 
 
 @pytest.fixture

@@ -11,16 +11,11 @@ import pytest
 import colibri
 from colibri.engine.model import Model
 
-from .conftest import ALL_FILES, GOLDEN, files_of, golden_of
+from .conftest import ALL_FILES, GOLDEN, distance, files_of, golden_of
 
 Load = Callable[..., Model]
 PLAIN = 2e-3  # of the logits' range: the cache rounds keys and values to float16, the oracle does not
 ROUNDED = 2e-4  # where the oracle rounds too; a difference in the last bit before rounding remains
-
-
-def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference, as a part of the range of the logits."""
-    return float(np.abs(found - expected).max() / np.ptp(expected))
 
 
 @pytest.mark.parametrize("path", ALL_FILES)

@@ -1,0 +1,93 @@
+"""What tools/make_golden.py makes: a case is a model_type of transformers and the fields of its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint: the model_type of transformers, the fields of its configuration and what is written beside it.
+
+    half: keys and values go through the eager attention of the family's module as they are cached, so that logits with
+    a rounded cache can be had. router: how large the routers' logits are; less where scores saturate.
+    """
+
+    kind: str
+    dtype: str = "F32"
+    config: dict[str, Any] = field(default_factory=dict)
+    gguf: tuple[str, ...] = ()  # layouts of GGUF files to add: "merged", "per_expert"
+    tokenizer: bool = False
+    legacy_config: bool = False  # config.json with rope_theta and rope_scaling as files before transformers 5 have
+    half: bool = True
+    router: float = 3.0
+    tokens: int = 24
+
+
+BASE: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+SMALL = BASE | {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+MIXTRAL = BASE | {"intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN = BASE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 40}
+OLMOE = BASE | {"intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+CASES: dict[str, Case] = {
+    "mixtral-gqa-f32": Case("mixtral", config=MIXTRAL, gguf=("merged", "per_expert")),
+    "mixtral-tied-bf16": Case(
+        "mixtral", "BF16", MIXTRAL | {"num_key_value_heads": 4, "num_local_experts": 8, "tie_word_embeddings": True},
+        legacy_config=True,
+    ),
+    "mixtral-window-f16": Case("mixtral", "F16", MIXTRAL | {"sliding_window": 7, "head_dim": 32, "vocab_size": 101}),
+    "mixtral-llama3-bf16": Case("mixtral", "BF16", MIXTRAL | {"rope_parameters": LLAMA3}, gguf=("merged",)),
+    "qwen3_moe-gqa-f32": Case(
+        "qwen3_moe", config=QWEN | {"norm_topk_prob": True, "head_dim": 16, "vocab_size": 272, "num_experts": 3},
+        gguf=("merged",), tokenizer=True,
+    ),
+    "qwen3_moe-yarn-bf16": Case(
+        "qwen3_moe", "BF16",
+        QWEN | {"norm_topk_prob": True, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
+                "tie_word_embeddings": True, "rope_parameters": YARN},
+        gguf=("merged",), legacy_config=True,
+    ),
+    "qwen3_moe-bias-f32": Case(
+        "qwen3_moe", config=QWEN | {"norm_topk_prob": False, "head_dim": 16, "attention_bias": True, "num_experts": 5,
+                                    "num_key_value_heads": 1},
+    ),
+    "qwen3_moe-dense-bf16": Case(
+        "qwen3_moe", "BF16", QWEN | {"norm_topk_prob": True, "head_dim": 16, "num_hidden_layers": 3,
+                                     "mlp_only_layers": [0], "num_experts": 6},
+    ),
+    "olmoe-mha-f32": Case("olmoe", config=OLMOE, gguf=("merged",)),
+    "olmoe-clip-bf16": Case(
+        "olmoe", "BF16", OLMOE | {"clip_qkv": 1.1, "num_key_value_heads": 2, "norm_topk_prob": True, "num_experts": 6,
+                                  "num_experts_per_tok": 3},
+        gguf=("merged",), legacy_config=True,
+    ),
+    "olmoe-linear-f32": Case(
+        "olmoe", config=OLMOE | {"tie_word_embeddings": True, "rope_parameters": LINEAR, "vocab_size": 150},
+    ),
+}  # fmt: skip
+
+# In tests/golden/families: what tests/models/test_families.py alone needs. Sizes are small; one case or two a family.
+FAMILIES: dict[str, Case] = {
+    # Sizes that are no powers of two, one head of keys for five, more experts than a byte counts.
+    "qwen2_moe-many-bf16": Case(
+        "qwen2_moe", "BF16",
+        SMALL | {"hidden_size": 20, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24,
+                 "mlp_only_layers": [0], "intermediate_size": 24, "moe_intermediate_size": 4,
+                 "shared_expert_intermediate_size": 12, "num_experts": 260, "num_experts_per_tok": 3},
+        tokens=12,
+    ),
+    "qwen2_moe-yarn-f32": Case(
+        "qwen2_moe", config=SMALL | {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
+                                     "intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
+                                     "norm_topk_prob": True, "qkv_bias": True, "rope_parameters": YARN},
+    ),
+}  # fmt: skip
