@@ -23,8 +23,8 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
     full = common.attention(checkpoint, sinks=True, truncate=False, window=0)
     sliding = replace(full, window=checkpoint.metadata.integer(checkpoint.key("attention.sliding_window"), low=1))
     windows = common.windows(checkpoint, lambda layer: layer % 2 == 0)
-    moe = common.mixture(checkpoint, renormalize=False, activation="swiglu_oai")
-    moe = replace(moe, routing=replace(moe.routing, score="identity", softmax_of_chosen=True))
+    routing = common.routing(checkpoint, score="identity", softmax_of_chosen=True)
+    moe = common.mixture(checkpoint, routing, activation="swiglu_oai")
     return common.model(
         checkpoint, lambda layer: sliding if windows[layer] else full, common.feed_forward(checkpoint, moe),
         common.rms_norm(checkpoint), layer={"ffn_norm": "post_attention_norm"},
