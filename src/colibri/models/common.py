@@ -95,7 +95,7 @@ def model(
         name=checkpoint.name,
         hidden_size=metadata.integer(key("embedding_length"), low=1),
         vocab_size=_vocabulary(checkpoint),
-        context_length=metadata.integer(key("context_length"), low=1),
+        context_length=_context_length(checkpoint),
         layers=tuple(
             LayerSpec(mixer=mixer(number), ffn=ffn(number), norm=norm, **(layer or {}))
             for number in range(checkpoint.layers)
@@ -115,6 +115,16 @@ def windows(checkpoint: Checkpoint, usual: Callable[[int], bool]) -> list[bool]:
     if len(listed) != checkpoint.layers:
         raise checkpoint.metadata.error(key, f"{len(listed)} values", f"one for each of {checkpoint.layers} layers")
     return listed
+
+
+def _context_length(checkpoint: Checkpoint) -> int:
+    """Tokens that the model can take: as the file says, or as YaRN or dynamic scaling stretch the original length."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    given, scaling = metadata.integer(key("context_length"), low=1), key("rope.scaling")
+    if metadata.text(f"{scaling}.type", "none") not in ("yarn", "dynamic"):
+        return given
+    original = metadata.integer(f"{scaling}.original_context_length", given)
+    return max(given, int(metadata.number(f"{scaling}.factor", 1.0) * original))
 
 
 def rms_norm(checkpoint: Checkpoint) -> NormSpec:

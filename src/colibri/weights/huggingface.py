@@ -167,11 +167,17 @@ def _rope(config: Metadata, usual_theta: float, head_dim: int, context: int) -> 
             f"{config.source}: rope_type {kind!r} is not run; known: default, {', '.join(_SCALINGS)}"
         )
     scaling = {"type": kind, "factor": rope.number("factor")} | _SCALINGS[kind](rope, context)
+    if kind != "llama3":  # whose files say the stretched length themselves
+        keys["context_length"] = max(context, int(rope.number("factor") * _original(rope, context)))
     return keys | {f"rope.scaling.{name}": value for name, value in scaling.items()}
 
 
+def _original(rope: Metadata, context: int) -> int:
+    return rope.integer("original_max_position_embeddings", context, low=1)
+
+
 def _original_context(rope: Metadata, context: int) -> dict[str, Any]:
-    return {"original_context_length": rope.integer("original_max_position_embeddings", context, low=1)}
+    return {"original_context_length": _original(rope, context)}
 
 
 def _yarn(rope: Metadata, context: int) -> dict[str, Any]:

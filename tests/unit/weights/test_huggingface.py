@@ -124,6 +124,20 @@ def test_rope_scaling(tmp_path: Path, field: str, rope: dict[str, Any], expected
     assert {key.removeprefix(prefix): value for key, value in keys.items() if key.startswith(prefix)} == expected
 
 
+@pytest.mark.parametrize(("rope", "context"), [
+    ({"rope_type": "default"}, 128),
+    ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}, 400),
+    ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 128),  # raised by hand: the file's number
+    ({"type": "yarn", "factor": 2.5}, 320),
+    ({"type": "linear", "factor": 4}, 512),
+    ({"type": "dynamic", "factor": 2}, 256),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+      "original_max_position_embeddings": 64}, 128),
+])  # fmt: skip
+def test_the_context_is_as_long_as_scaling_makes_it(tmp_path: Path, rope: dict[str, Any], context: int) -> None:
+    assert metadata(tmp_path, "qwen3_moe", rope_scaling=rope)["context_length"] == context
+
+
 def test_rope_parameters_hold_theta(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 123.0, "partial_rotary_factor": 0.5}
     keys = metadata(tmp_path, "olmoe", rope_parameters=rope)
