@@ -6,7 +6,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find src native -type
 PROMPT ?= And the king said
 RUN    := run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.6 --top-p 0.9 --seed 2
 
-.PHONY: run test kernels emulated lint clean
+.PHONY: run test kernels emulated lint lib clean
 
 run: $(VENV)/installed
 	$(BIN)/colibri $(RUN)
@@ -26,6 +26,10 @@ emulated: kernels
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/arm
 	$(BIN)/python tools/emulated.py $(RUN)
 
+# libcolibri.so and colibri.h for programs in C, in build/lib: docs/embedding.md
+lib: $(VENV)/installed-lib
+	$(BIN)/python tools/build_library.py build/lib
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
 
@@ -41,6 +45,10 @@ $(VENV)/installed-test: $(VENV)/bin/python $(SOURCES)
 	mkdir -p build
 	$(BIN)/pip install --quiet --disable-pip-version-check '.[test]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-lib: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check 'cffi>=1.16'
+	@touch $@
 
 clean:
 	rm -rf build $(VENV)
