@@ -36,6 +36,8 @@ OLMOE = BASE | {"intermediate_size": 24, "num_experts": 4, "num_experts_per_tok"
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+GLM = SMALL | {"intermediate_size": 24, "moe_intermediate_size": 12, "n_routed_experts": 12, "num_experts_per_tok": 3,
+               "routed_scaling_factor": 1.3, "head_dim": 16}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, Case] = {
@@ -82,12 +84,27 @@ FAMILIES: dict[str, Case] = {
         "qwen2_moe", "BF16",
         SMALL | {"hidden_size": 20, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24,
                  "mlp_only_layers": [0], "intermediate_size": 24, "moe_intermediate_size": 4,
-                 "shared_expert_intermediate_size": 12, "num_experts": 260, "num_experts_per_tok": 3},
+                 "shared_expert_intermediate_size": 12, "num_experts": 260, "num_experts_per_tok": 3,
+                 "norm_topk_prob": True},
         tokens=12,
     ),
     "qwen2_moe-yarn-f32": Case(
         "qwen2_moe", config=SMALL | {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
                                      "intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
-                                     "norm_topk_prob": True, "qkv_bias": True, "rope_parameters": YARN},
+                                     "rope_parameters": YARN},
+    ),
+    "glm4_moe-groups-f32": Case(
+        "glm4_moe", config=GLM | {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "n_shared_experts": 2},
+        router=1.5,
+    ),
+    "glm4_moe-yarn-bf16": Case(
+        "glm4_moe", "BF16",
+        GLM | {"attention_bias": True, "head_dim": 24, "num_key_value_heads": 1, "first_k_dense_replace": 2,
+               "num_hidden_layers": 3, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
+        router=1.5,
+    ),
+    "minimax_m2-rotary-f32": Case(
+        "minimax_m2", config=SMALL | {"intermediate_size": 12, "num_local_experts": 12, "num_experts_per_tok": 3,
+                                      "head_dim": 16, "rotary_dim": 8}, router=1.5, legacy_config=True,
     ),
 }  # fmt: skip

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from colibri.models import deepspeed_moe, gpt_oss, mixtral, olmoe, qwen2_moe, qwen3_moe
+from colibri.models import (
+    deepspeed_moe,
+    glm4_moe,
+    gpt_oss,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
 from colibri.ops import BLOCK_TYPES
 from colibri.spec import ModelSpec
 from colibri.weights import checkpoint as checkpoints
@@ -13,7 +22,19 @@ from colibri.weights.family import Families
 from colibri.weights.huggingface import ReadWeights
 from colibri.weights.safetensors import read_directory
 
-FAMILIES = Families(module.FAMILY for module in (mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepspeed_moe))
+FAMILIES = Families(
+    module.FAMILY
+    for module in (
+        mixtral,
+        qwen2_moe,
+        qwen3_moe,
+        olmoe,
+        gpt_oss,
+        glm4_moe,
+        minimax_m2,
+        deepspeed_moe,
+    )
+)
 
 
 def open_checkpoint(

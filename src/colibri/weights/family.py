@@ -6,7 +6,7 @@ A module of models/ fills these in; nothing here or beside it lists families.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from colibri.errors import FormatError
@@ -38,6 +38,11 @@ ATTENTION: Final = {
     "self_attn.k_norm": "attn_k_norm",
 }
 DENSE: Final = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+SHARED_EXPERTS: Final = {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
 NAMED_EXPERTS: Final = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -74,7 +79,7 @@ class Directory:
     with weight or bias where it has that, -> (config, tensor) -> tensors named without the layer.
     transforms: GGUF names inside a layer, or of what is beside them, -> what their values go through (TRANSFORMS of
     weights/load.py). row_orders: as of a Family, for rows of directories. skipped: patterns of names -> what they are.
-    theta: of rope, where config.json gives none.
+    theta: of rope, and rotary_part: how much of a head turns, where config.json gives none.
     expects: fields that must have one of these values where they are given, because nothing else is implemented.
     dense_layers: config -> the layers without experts. text: the field of config.json that describes the language
     model, where it describes others beside it. architecture: of its GGUF files, where it is not the family's first.
@@ -87,6 +92,7 @@ class Directory:
     experts_modules: tuple[str, ...] = ("mlp.experts",)
     experts: Mapping[str, str]
     theta: float
+    rotary_part: float = 1.0
     always: Mapping[str, Any] = field(default_factory=dict)
     expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dense_layers: Callable[[Metadata, int], set[int]] = _no_layers
@@ -148,6 +154,16 @@ COMMON_KEYS: Final = (
 def one_width(name: str) -> tuple[Key, ...]:
     """Keys of families whose dense networks, if any, are as wide as an expert."""
     return Key("feed_forward_length", (name,)), Key("expert_feed_forward_length", (name,))
+
+
+def correction_bias(config: Metadata, tensor: TensorInfo) -> Iterable[TensorInfo]:
+    """A view: what is added to the router's scores for the choice alone; some store it as a matrix of one row."""
+    yield replace(tensor, name="exp_probs_b.bias", shape=tensor.shape[-1:])
+
+
+def first_dense(config: Metadata, layers: int) -> set[int]:
+    """The dense layers of configurations with first_k_dense_replace."""
+    return set(range(min(config.integer("first_k_dense_replace", 0), layers)))
 
 
 def sparse_step(config: Metadata, layers: int) -> set[int]:

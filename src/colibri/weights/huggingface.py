@@ -134,7 +134,7 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     head_dim = config.integer("head_dim", hidden // heads, low=1, high=1 << 16)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
-    values |= _rope(config, directory.theta, head_dim, values["context_length"]) | dict(directory.always)
+    values |= _rope(config, directory, head_dim, values["context_length"]) | dict(directory.always)
     values |= directory.more_keys(config)
     prefix = directory.architecture or family.architectures[0]
     general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
@@ -145,8 +145,8 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     )
 
 
-def _rope(config: Metadata, usual_theta: float, head_dim: int, context: int) -> dict[str, Any]:
-    """Rope keys from rope_parameters (transformers 5) or rope_theta and rope_scaling (before).
+def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -> dict[str, Any]:
+    """Rope keys from rope_parameters (transformers 5) or rope_theta, rotary_dim and rope_scaling (before).
 
     The types "llama3" and "dynamic" and the keys low_freq_factor, high_freq_factor and yarn_truncate are not in GGUF's
     vocabulary (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
@@ -156,8 +156,9 @@ def _rope(config: Metadata, usual_theta: float, head_dim: int, context: int) -> 
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise FormatError(f"{config.source}: {field} is {given!r:.80}, an object is expected")
     rope = Metadata(config.source, {name: value for name, value in given.items() if value is not None})
-    theta = rope.number("rope_theta", config.number("rope_theta", usual_theta))
-    part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    theta = rope.number("rope_theta", config.number("rope_theta", directory.theta))
+    usual = config.number("rotary_dim", head_dim * directory.rotary_part) / head_dim
+    part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", usual))
     keys = {"rope.freq_base": theta, "rope.dimension_count": int(head_dim * part)}
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
     if kind == "default":
