@@ -25,6 +25,8 @@ MAX_WIDTH = 1 << 24
 # What the native ops take; native/bind checks it, too, but only when a model runs.
 HEAD_DIM_STEP = 8
 MAX_WINDOW = (1 << 31) - 1
+MAX_TAPS = 8
+LANES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +88,26 @@ class KeyValues:
 
 
 @dataclass(frozen=True, kw_only=True)
+class State:
+    """What a layer keeps of a sequence however long it is: float32 tensors by name."""
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of one sequence."""
+        return sum(4 * math.prod(shape) for _, shape in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Causal attention with grouped queries.
 
     rope: None where positions do not turn queries and keys. window: how many latest positions a query sees, 0 for all.
     qk_norm: RMSNorm of queries and keys, for each head or over the full width. clip: the largest magnitude of queries,
-    keys and values. sinks: each head has a logit that takes a part of the softmax and has no value. Biases are there
-    where the checkpoint has them.
+    keys and values. sinks: each head has a logit that takes a part of the softmax and has no value. gate: what a head
+    answers is multiplied by the sigmoid of values that the projection of queries gives beside its query. Biases are
+    there where the checkpoint has them.
     """
 
     heads: int
@@ -103,6 +118,7 @@ class AttentionSpec:
     qk_norm: QueryKeyNorm = "none"
     clip: float | None = None
     sinks: bool = False
+    gate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim"):
@@ -136,6 +152,55 @@ class AttentionSpec:
     def keeps(self) -> KeyValues:
         """What stays of a token for those after it."""
         return KeyValues(heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetSpec:
+    """The gated delta rule (arXiv 2412.06464) behind a short convolution, with a gated norm of the answers.
+
+    Each of `heads` has a state (key_size, value_size) and shares its query and key with the others of its key head:
+    its neighbours, or if `tiled` those at a distance of key_heads.
+    """
+
+    heads: int
+    key_heads: int
+    key_size: int
+    value_size: int
+    taps: int = 4
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "key_heads", "key_size", "value_size"):
+            check_integer(f"delta net's {name}", getattr(self, name), 1, 1 << 12)
+        check_integer("delta net's taps", self.taps, 2, MAX_TAPS)
+        if self.heads % self.key_heads:
+            refuse("delta net's key_heads", self.key_heads, f"a divisor of heads ({self.heads})")
+
+    def __str__(self) -> str:
+        sizes = f"{self.key_size} x {self.value_size}"
+        return f"{self.heads} states of {sizes}, {self.key_heads} heads for queries and keys (gated delta net)"
+
+    @property
+    def key_width(self) -> int:
+        """Values of all queries, or all keys."""
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def keeps(self) -> State:
+        """What stays of the tokens so far; the kernels hold values in whole lanes."""
+        lanes = -(-self.value_size // LANES) * LANES
+        heads = (self.heads, self.key_size * lanes)
+        return State(tensors=(("heads", heads), ("convolution", (self.taps - 1, self.channels))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +291,7 @@ class MoeSpec:
     shared: SharedSpec | None = None
 
 
-Mixer = AttentionSpec
+Mixer = AttentionSpec | DeltaNetSpec
 FeedForward = MoeSpec | DenseSpec
 
 
@@ -281,4 +346,5 @@ class ModelSpec:
     @property
     def ropes(self) -> set[RopeSpec]:
         """The different rotary positions."""
-        return {layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None}
+        found = {getattr(layer.mixer, "rope", None) for layer in self.layers}
+        return {rope for rope in found if isinstance(rope, RopeSpec)}

@@ -12,6 +12,7 @@ from colibri import ops
 from colibri.errors import ArgumentError
 from colibri.spec import (
     AttentionSpec,
+    DeltaNetSpec,
     DenseSpec,
     LayerSpec,
     ModelSpec,
@@ -23,6 +24,7 @@ from colibri.spec import (
 )
 
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=16, rope=RopeSpec(theta=1e4, rotary=16))
+DELTA = DeltaNetSpec(heads=4, key_heads=2, key_size=16, value_size=16)
 ROUTING = RoutingSpec(experts=4, experts_per_token=2, renormalize=False)
 DENSE = DenseSpec(width=24)
 MOE = MoeSpec(routing=ROUTING, expert=DENSE)
@@ -39,6 +41,7 @@ MODEL = ModelSpec(
     (ATTENTION, "heads", 3), (ATTENTION, "head_dim", 12),
     (ATTENTION, "kv_heads", 3), (ATTENTION, "rope", RopeSpec(theta=1e4, rotary=32)),
     (ATTENTION, "clip", 0.0), (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
+    (DELTA, "heads", 3), (DELTA, "key_size", 0), (DELTA, "value_size", 5000), (DELTA, "taps", 1), (DELTA, "taps", 9),
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
     (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),
     (DENSE, "activation", "relu"), (DENSE, "width", 0),

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
+from colibri.cache.state import LayerState, States
 from colibri.config import KvType
 from colibri.errors import ContextFullError
-from colibri.spec import KeyValues
+from colibri.spec import KeyValues, State
 
 HUGE_PAGE = 2 << 20
 MAKE_READY_STEPS = 64  # of the tokens before a block
@@ -48,19 +49,31 @@ def _width(dim: int, kv_type: KvType) -> tuple[str, int, int]:
 
 
 class KeyValueCache:
-    """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps of a token."""
+    """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps of a token or a sequence.
 
-    def __init__(self, keeps: Sequence[KeyValues], blocks: int, kv_type: KvType = "f16") -> None:
+    Layers that keep a state have `slots` for it, beside the blocks.
+    """
+
+    def __init__(
+        self, keeps: Sequence[KeyValues | State], blocks: int, kv_type: KvType = "f16", slots: int = 1
+    ) -> None:
         self.blocks = blocks
+        paged = [kept for kept in keeps if isinstance(kept, KeyValues)]
+        states = [kept for kept in keeps if isinstance(kept, State)]
         self._block_bytes: list[int] = []  # of each part: the keys of a layer, or its values
-        for kept in keeps:
+        for kept in paged:
             for dim in (kept.key_dim, kept.value_dim):
                 self._block_bytes.append(ops.KV_BLOCK * kept.heads * _width(dim, kv_type)[2])
         self._offsets = [0, *itertools.accumulate(size * blocks for size in self._block_bytes)]
         self.nbytes = self._offsets[-1]
         self.token_bytes = sum(self._block_bytes) // ops.KV_BLOCK
         self._memory = ops.Memory(self.nbytes)
-        self.layers = tuple(self._layer(2 * layer, kept, kv_type) for layer, kept in enumerate(keeps))
+        self.states = States(states, slots) if states else None
+        self.paged = tuple(self._layer(2 * layer, kept, kv_type) for layer, kept in enumerate(paged))
+        paged_layers, state_layers = iter(self.paged), iter(self.states.layers if self.states else ())
+        self.layers: tuple[LayerCache | LayerState, ...] = tuple(
+            next(state_layers) if isinstance(kept, State) else next(paged_layers) for kept in keeps
+        )
         self._free = list(range(blocks - 1, -1, -1))  # the lowest is taken first: touched memory stays compact
         self._taken = 0  # the first so many blocks were in use once
         self._ready = 0  # pieces, a block of one part each, whose memory is there
@@ -78,7 +91,7 @@ class KeyValueCache:
     @property
     def touched_blocks(self) -> int:
         """The first so many blocks take memory."""
-        return max(self._taken, -(-self._ready // len(self._block_bytes)))
+        return max(self._taken, -(-self._ready // max(1, len(self._block_bytes))))
 
     @property
     def free_blocks(self) -> int:

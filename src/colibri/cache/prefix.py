@@ -20,7 +20,7 @@ from colibri import ops
 from colibri.cache.kv import KeyValueCache, blocks_for
 from colibri.config import KvType
 from colibri.errors import ContextFullError
-from colibri.spec import KeyValues
+from colibri.spec import KeyValues, State
 
 SIZE = ops.KV_BLOCK
 LEAST_COPIED = 16  # tokens that are worth the copy of a block
@@ -42,10 +42,14 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What a sequence holds. cached: tokens of its beginning that need not be computed."""
+    """What a sequence holds: blocks, a slot for its states.
+
+    cached: tokens of its beginning that need not be computed.
+    """
 
     table: NDArray[np.int32]
     cached: int = 0
+    slot: int = 0
     epoch: int = 0
     _path: list[_Kept] = field(default_factory=list)  # the shared blocks it uses, in order
     _key: bytes = ROOT  # of all its full blocks so far
@@ -57,10 +61,11 @@ class SharedCache(KeyValueCache):
     """A key-value cache that remembers what its blocks hold."""
 
     def __init__(
-        self, keeps: Sequence[KeyValues], blocks: int, kv_type: KvType = "f16", *, share: bool = True
-    ) -> None:
-        super().__init__(keeps, blocks, kv_type)
-        self.shares = share  # otherwise every block is forgotten when its sequence ends
+        self, keeps: Sequence[KeyValues | State], blocks: int, kv_type: KvType = "f16", slots: int = 1, *,
+        share: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(keeps, blocks, kv_type, slots)
+        self.shares = share and self.states is None  # otherwise every block is forgotten when its sequence ends
         self._kept: dict[bytes, _Kept] = {}
         self._after: dict[bytes, dict[bytes, _Kept]] = {}  # what may follow a text
         self._unused: OrderedDict[bytes, _Kept] = OrderedDict()  # the least recently used first
@@ -73,6 +78,8 @@ class SharedCache(KeyValueCache):
 
     def has_room(self, tokens: int, ids: Sequence[int] = ()) -> bool:
         """Whether `borrow` would succeed for these ids (`take`, without any)."""
+        if self.states is not None and not self.states.free:
+            return False
         path, _, _ = self._find(ids)
         pinned = sum(not kept.users for kept in path)
         return blocks_for(tokens) - len(path) <= self.free_blocks - pinned
@@ -108,7 +115,8 @@ class SharedCache(KeyValueCache):
             self._leave(partial)
             cached += common
         key = path[-1].key if path else ROOT
-        return Lease(table, cached, self._epoch, path, key, len(path))
+        slot = 0 if self.states is None else self.states.take()
+        return Lease(table, cached, slot, self._epoch, path, key, len(path))
 
     def extend(self, lease: Lease, tokens: int) -> bool:
         """Let a sequence have blocks for `tokens`; False when there are not enough."""
@@ -163,6 +171,8 @@ class SharedCache(KeyValueCache):
         for kept in reversed(lease._path):
             self._leave(kept)
         self.give_back(np.array(own, np.int32))
+        if self.states is not None:
+            self.states.give_back(lease.slot)
 
     def forget(self) -> None:
         """The weights have changed: what was computed with the old ones is not used again."""
@@ -233,7 +243,7 @@ class SharedCache(KeyValueCache):
             self.give_back(np.array([kept.block], np.int32))
 
     def _copy(self, source: int, target: int) -> None:
-        for layer in self.layers:
+        for layer in self.paged:
             for tensor in (layer.keys, layer.values):
                 array = tensor.numpy()
                 array[target] = array[source]

@@ -57,6 +57,7 @@ def _parts(plan: Plan) -> dict[str, int]:
     return {
         "dense weights": needs.dense,
         "key-value cache": needs.cache,
+        **({"states": needs.states} if needs.states else {}),
         "buffers": needs.workspace + needs.staging,
         "process": needs.process,
         "experts": plan.most_expert_bytes,

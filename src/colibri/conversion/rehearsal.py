@@ -31,7 +31,7 @@ from colibri.weights.tensor_info import TensorInfo
 
 
 class _Unread(DenseWeights):
-    """Checks shapes as at a load; matrices are handles that are never filled, and vectors hold ones."""
+    """Checks shapes as at a load; matrices are handles that are never filled, and small tensors hold ones."""
 
     def _plain(self, info: TensorInfo) -> ops.Tensor:
         tensor = ops.tensor("F32", info.shape)

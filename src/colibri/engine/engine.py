@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
-from colibri.cache.prefix import SharedCache
+from colibri.cache.prefix import Lease, SharedCache
 from colibri.engine.sampler import Chooser, Wish
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
@@ -21,7 +21,7 @@ from colibri.models.decoder import Decoder
 
 GROWING = 4  # for so many sequences that run, one block is kept for them to grow into when another starts
 RowsWatcher = Callable[[int, NDArray[np.float32]], None]  # the first position, logits (n, vocab) valid until it returns
-Part = tuple[Sized[int], int, NDArray[np.int32]]  # tokens, the position of the first, the blocks of their sequence
+Part = tuple[Sized[int], int, Lease]  # tokens, the position of the first, what their sequence holds
 
 
 class Engine:
@@ -131,18 +131,18 @@ class Engine:
             self._retire()
             while self._running and not self.cache.has_room(len(ids)):
                 self._preempt()
-            table = self.cache.take(len(ids))
+            lease = self.cache.borrow(ids, len(ids), share=False)
             try:
                 for start in range(0, len(ids), self._chunk):
                     part = ids[start : start + self._chunk]
-                    rows = self._run([(part, start, table)])
+                    rows = self._run([(part, start, lease)])
                     for row in range(max(0, first - start), len(part), LOGIT_ROWS):
                         logits = self.decoder.logits(rows, row, min(row + LOGIT_ROWS, len(part)))
                         if not np.isfinite(logits).all():
                             raise NumericalError("output: a logit is a NaN or an infinity; the weights are damaged")
                         see(start + row, logits)
             finally:
-                self.cache.give_back(table)
+                self.cache.end(lease)
 
     # ---- one step, under the lock --------------------------------------------------------------------------------
 
@@ -243,7 +243,9 @@ class Engine:
         count = len(ids)
         self._ids[:count], self._positions[:count], self._numbers[:count] = ids, positions, numbers
         rows = self.decoder.workspace.rows(count)
-        batch = ops.Batch(self._positions[:count], self._numbers[:count], [table for _, _, table in parts])
+        slots = None if self.cache.states is None else np.array([lease.slot for _, _, lease in parts], np.int32)
+        tables = [lease.table for _, _, lease in parts]
+        batch = ops.Batch(self._positions[:count], self._numbers[:count], tables, slots)
         self.decoder.forward(rows, batch, self.cache)
         return rows
 
@@ -251,7 +253,8 @@ class Engine:
         parts: list[Part] = []
         for sequence, count in work:
             start = sequence.computed
-            parts.append((sequence.ids[start : start + count], start, sequence.table))
+            assert sequence.lease is not None
+            parts.append((sequence.ids[start : start + count], start, sequence.lease))
             sequence.computing = count
         rows = self._run(parts)
         self._check_weights(self.decoder.weights_version)

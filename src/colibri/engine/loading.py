@@ -84,7 +84,9 @@ def plan_model(options: LoadOptions) -> Prepared:
     store = ExpertStore(checkpoint)
     weights = DenseWeights(checkpoint)
     keeps = [layer.mixer.keeps for layer in spec.layers]
-    cache = SharedCache(keeps, options.sequences * blocks_for(context), options.kv_type, share=options.share_prefixes)
+    cache = SharedCache(
+        keeps, options.sequences * blocks_for(context), options.kv_type, options.sequences, share=options.share_prefixes
+    )
     scratch = kinds.scratch(spec)
     machine = detect_memory()
     asked = options.ram is not None
@@ -93,6 +95,7 @@ def plan_model(options: LoadOptions) -> Prepared:
     def plan(chunk: int) -> Plan:
         needs = Needs(
             process=machine.resident, dense=weights.nbytes, cache=cache.nbytes,
+            states=0 if cache.states is None else cache.states.nbytes,
             workspace=_working_bytes(spec, scratch, chunk) + table_bytes(spec.ropes, context),
             staging=(READERS + 1) * staging_bytes(store),
         )  # fmt: skip

@@ -91,16 +91,11 @@ class Sequence:
         self.preempted += 1
 
     @property
-    def table(self) -> NDArray[np.int32]:
-        """Numbers of the blocks that hold its keys and values."""
-        assert self.lease is not None
-        return self.lease.table
-
-    @property
     def nears_next_block(self) -> bool:
         """Whether it is in the second half of its last block of the cache and may go on beyond."""
         most = self.prompt_length + self.max_tokens - 1  # the last one generated is never computed
-        return self.computed % KV_BLOCK >= KV_BLOCK // 2 and most > KV_BLOCK * len(self.table)
+        blocks = 0 if self.lease is None else len(self.lease.table)
+        return self.computed % KV_BLOCK >= KV_BLOCK // 2 and most > KV_BLOCK * blocks
 
     @property
     def pending(self) -> int:

@@ -25,11 +25,17 @@ class Needs:
     cache: int
     workspace: int
     staging: int
+    states: int = 0
 
     @property
     def total(self) -> int:
         """All of them, with slack."""
-        return self.process + self.dense + self.cache + self.workspace + self.staging + ALLOCATOR_SLACK
+        return self.process + self.dense + self.kept + self.workspace + self.staging + ALLOCATOR_SLACK
+
+    @property
+    def kept(self) -> int:
+        """What layers keep of past tokens: keys and values, and states."""
+        return self.cache + self.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,9 @@ class Plan:
         slots, total = sum(self.limits_beside(0).values()), sum(self.totals.values())
         return (
             f"memory: {readable(self.budget)}, of it process {readable(needs.process)}, dense weights "
-            f"{readable(needs.dense)}, key-value cache up to {readable(needs.cache)}, buffers "
-            f"{readable(needs.workspace + needs.staging)}, experts up to {readable(self.most_expert_bytes)} "
+            f"{readable(needs.dense)}, key-value cache up to {readable(needs.cache)}, "
+            + (f"states {readable(needs.states)}, " if needs.states else "")
+            + f"buffers {readable(needs.workspace + needs.staging)}, experts up to {readable(self.most_expert_bytes)} "
             f"({slots} of {total} slots)"
         )
 
@@ -115,7 +122,8 @@ def make_plan(
     if budget < floor:
         parts = (
             f"({readable(needs.dense)} dense weights, {readable(needs.cache)} key-value cache, "
-            f"{readable(needs.workspace + needs.staging)} buffers, {readable(needs.process + ALLOCATOR_SLACK)} the "
+            + (f"{readable(needs.states)} states, " if needs.states else "")
+            + f"{readable(needs.workspace + needs.staging)} buffers, {readable(needs.process + ALLOCATOR_SLACK)} the "
             f"process, {readable(slots_bytes(least))} the experts of one layer"
             + (f", {readable(beside)} the web server)" if beside else ")")
         )

@@ -11,56 +11,68 @@ from colibri.layers.build import QUANTIZED_BYTES, Build, Seen
 from colibri.layers.norm import bad_product, not_finite
 from colibri.layers.workspace import Buffer, Rows, Scratch
 from colibri.spec import AttentionSpec, NormSpec
+from colibri.weights.row_order import RowOrder
 
 
 class Attention:
-    """Norm, projections, optional biases, norms and clipping, rope, cache, attention, output added to the residual."""
+    """Norm, projections, optional biases, norms and clipping, rope, cache, attention, gate, output to the residual."""
 
     def __init__(self, spec: AttentionSpec, layer: int, norm: NormSpec, build: Build) -> None:
         self._prefix = prefix = f"blk.{layer}.attn"
         weights, hidden = build.weights, build.hidden
-        widths = {"q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
+        parts = _projections(spec)
         self._norm = build.norm(f"{prefix}_norm", norm)
-        self._qkv = tuple(weights.matrix(f"{prefix}_{part}.weight", width, hidden) for part, width in widths.items())
-        biases = tuple(weights.optional_vector(f"{prefix}_{part}.bias", width) for part, width in widths.items())
+        self._weights = tuple(weights.matrix(f"{prefix}_{part}.weight", n, hidden, rows) for part, n, rows in parts)
+        biases = tuple(weights.optional_vector(f"{prefix}_{part}.bias", n, rows) for part, n, rows in parts)
         self._biases = biases if any(bias is not None for bias in biases) else None
         self._output = (weights.matrix(f"{prefix}_output.weight", hidden, spec.query_width),)
         output_bias = weights.optional_vector(f"{prefix}_output.bias", hidden)
         self._output_bias = None if output_bias is None else (output_bias,)
         self._rule = _rule(spec, prefix, norm.eps, build)
-        self._q, self._k, self._v, self._attended = build.places(self.scratch(spec, hidden).buffers)
+        self._attended, *self._places = build.places(self.scratch(spec, hidden).buffers)
         self._exact = build.exact
 
     @staticmethod
     def scratch(spec: AttentionSpec, hidden: int) -> Scratch:
-        """Buffers of queries, keys, values and what is attended to; the native code quantises its inputs."""
-        return Scratch(
-            (
-                Buffer("q", spec.query_width),
-                Buffer("k", spec.kv_width),
-                Buffer("v", spec.kv_width),
-                Buffer("attended", spec.query_width),
-            ),
-            QUANTIZED_BYTES * max(hidden, spec.query_width),
-        )
+        """Buffers of what is attended to and of the projections; the native code quantises its inputs."""
+        names = "q", "k", "v", "gate"
+        projected = (Buffer(name, width) for name, (_, width, _) in zip(names, _projections(spec), strict=False))
+        buffers = Buffer("attended", spec.query_width), *projected
+        return Scratch(buffers, QUANTIZED_BYTES * max(hidden, spec.query_width))
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
         """Norm rows.hidden into rows.normed, add its attention to rows.hidden; keys and values go into the cache."""
         views = rows.views
-        q, k, v, attended = views[self._q], views[self._k], views[self._v], views[self._attended]
+        attended, projected = views[self._attended], tuple(views[place] for place in self._places)
         if not ops.norm_matmul(
-            (q, k, v), rows.normed, rows.hidden, self._norm.parameters, self._qkv, self._exact, self._biases
+            projected, rows.normed, rows.hidden, self._norm.parameters, self._weights, self._exact, self._biases
         ):
             raise not_finite(self._norm.name)
+        q, k, v, *gate = projected
         found = ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule)
         if found:
             raise _not_finite(self._prefix, found)
+        if gate:
+            ops.sigmoid_gate(attended, *gate)
         ops.matmul((rows.hidden,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
         yield tuple(f"{self._prefix}_{part}.weight" for part in "qkv"), rows.normed
         yield (f"{self._prefix}_output.weight",), rows.views[self._attended]
+
+
+def _projections(spec: AttentionSpec) -> list[tuple[str, int, RowOrder | None]]:
+    """Tensor, rows, and which of its rows these are, of queries, keys, values and gate.
+
+    Each head's rows of the gate are behind those of its query.
+    """
+    kv = [(part, spec.kv_width, None) for part in "kv"]
+    if not spec.gate:
+        return [("q", spec.query_width, None), *kv]
+    head = spec.head_dim
+    query, gate = RowOrder(2 * head, tuple(range(head))), RowOrder(2 * head, tuple(range(head, 2 * head)))
+    return [("q", spec.query_width, query), *kv, ("q", spec.query_width, gate)]
 
 
 def _not_finite(prefix: str, found: str) -> NumericalError:

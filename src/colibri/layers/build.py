@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from colibri import ops
-from colibri.cache.kv import LayerCache
 from colibri.experts.residency import Residency
 from colibri.layers.linear import DenseWeights
 from colibri.layers.norm import Norm
@@ -24,8 +23,8 @@ Seen = tuple[tuple[str, ...], ops.Tensor]
 class Mixer(Protocol):
     """The part of a layer in which the tokens of a sequence meet."""
 
-    def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
-        """Norm rows.hidden into rows.normed and add the answer to rows.hidden."""
+    def __call__(self, rows: Rows, batch: ops.Batch, cache: Any) -> None:
+        """Norm rows.hidden into rows.normed, add the answer to rows.hidden. cache: memory for what its spec keeps."""
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""

@@ -6,12 +6,13 @@ from typing import Any
 
 from colibri.layers.attention import Attention
 from colibri.layers.build import Build, FeedForward, Mixer
+from colibri.layers.delta_net import DeltaNet
 from colibri.layers.dense import DenseFeedForward
 from colibri.layers.moe import MixtureOfExperts
 from colibri.layers.workspace import Scratch
-from colibri.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec
+from colibri.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec
 
-MIXERS: dict[type, Any] = {AttentionSpec: Attention}
+MIXERS: dict[type, Any] = {AttentionSpec: Attention, DeltaNetSpec: DeltaNet}
 FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}
 
 

@@ -9,6 +9,7 @@ from colibri.errors import UnsupportedError, starting_threads
 from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain, read_tiles
+from colibri.weights.row_order import RowOrder
 from colibri.weights.tensor_info import TensorInfo, refuse_strided
 
 PAGE = 4096
@@ -30,29 +31,42 @@ class DenseWeights:
         self._offset = 0
         self._reader = FileReader()
         self._matrices: list[tuple[TensorInfo, ops.Tensor]] = []
+        self._places: dict[str, tuple[int, int]] = {}  # where the rest of a tensor goes, and where its room ends
         self._given: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds this tensor."""
         return name in self.checkpoint.tensors
 
-    def matrix(self, name: str, rows: int, k: int) -> ops.Tensor:
-        """The tiled weight (rows, k)."""
+    def matrix(self, name: str, rows: int, k: int, order: RowOrder | None = None) -> ops.Tensor:
+        """The tiled weight (rows, k): all rows of a tensor, or those that `order` takes from it."""
         self._given.add(name)
-        info = self.checkpoint.require(name, (rows, k))
+        info = self.checkpoint.require(name, (rows if order is None else order.stored(rows), k))
         refuse_strided(info)
-        tensor = ops.tensor(info.type, (rows, k), self._memory, self._offset, tiled=True)
-        self._offset += _space(info)
+        offset, end = self._places.get(name, (self._offset, self._offset + _space(info)))
+        self._offset = max(self._offset, end)
+        nbytes = ops.tiled_bytes(info.type, rows, k)
+        if order is not None:
+            info = info.of_rows(rows, order)
+        fits = offset + nbytes <= end  # not so where parts end within tiles
+        tensor = ops.tensor(info.type, (rows, k), self._memory if fits else None, offset if fits else 0, tiled=True)
+        self._places[name] = offset + nbytes, end
         self._matrices.append((info, tensor))
         return tensor
 
-    def vector(self, name: str, size: int) -> ops.Tensor:
-        """The F32 vector (size,), widened from F16 or BF16 where the file has those."""
+    def plain(self, name: str, shape: tuple[int, ...], order: RowOrder | None = None) -> ops.Tensor:
+        """A small F32 tensor as it is, or those of its rows that `order` takes; widened from F16 or BF16."""
         self._given.add(name)
-        return self._plain(self.checkpoint.require(name, (size,)))
+        rows, *rest = shape
+        info = self.checkpoint.require(name, (rows if order is None else order.stored(rows), *rest))
+        return self._plain(info if order is None else info.of_rows(rows, order))
 
     def _plain(self, info: TensorInfo) -> ops.Tensor:
         return load_plain(info, self._reader)
+
+    def vector(self, name: str, size: int) -> ops.Tensor:
+        """The F32 vector (size,)."""
+        return self.plain(name, (size,))
 
     def check_all_given(self) -> None:
         """Raise UnsupportedError that names tensors of which the model, as it is run, makes no use."""
@@ -64,9 +78,9 @@ class DenseWeights:
                 f"{self.checkpoint.architecture} models; what they do would be left out"
             )
 
-    def optional_vector(self, name: str, size: int) -> ops.Tensor | None:
+    def optional_vector(self, name: str, size: int, order: RowOrder | None = None) -> ops.Tensor | None:
         """The F32 vector (size,), or None when the checkpoint has none."""
-        return self.vector(name, size) if self.has(name) else None
+        return self.plain(name, (size,), order) if self.has(name) else None
 
     def read(self, threads: int) -> None:
         """Fill all matrices given out so far. Raises FileError when a file cannot be read whole."""

@@ -132,7 +132,9 @@ class Bench:
         options, model, meter = self._options, self._model, self._meter
         need = demand(model.checkpoint, model.spec)
         context = options.depth + options.new_tokens / 2  # tokens before one that is decoded, on the average
-        active = need.weight_bytes + model.engine.cache.token_bytes * context
+        cache = model.engine.cache
+        states = 0 if cache.states is None else 2 * cache.states.slot_bytes  # read and written
+        active = need.weight_bytes + cache.token_bytes * context + states
         rate = spread([run.rate for run in decoded])
         fractions = {
             tokens: rates.median * need.prompt_products(tokens) / tokens / meter.multiply.median

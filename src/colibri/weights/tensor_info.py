@@ -85,6 +85,12 @@ class TensorInfo:
             strides=None if self.strides is None else self.strides[1:],
         )
 
+    def of_rows(self, rows: int, order: RowOrder) -> TensorInfo:
+        """The rows of a matrix, or values of a vector, that `order` takes; of one that is stored in order."""
+        if self.order is not None or self.strides is not None:
+            raise ValueError(f"{self.name}: the rows that are asked for are in an order already")
+        return replace(self, shape=(rows, *self.shape[1:]), nbytes=self.nbytes // self.shape[0] * rows, order=order)
+
     def halves(self, first: str, second: str) -> tuple[TensorInfo, TensorInfo]:
         """The first and the second half of every expert's rows of a merged (experts, 2 * rows, k) tensor."""
         if len(self.shape) != 3 or self.shape[1] % 2:
