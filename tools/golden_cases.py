@@ -79,6 +79,12 @@ CASES: dict[str, Case] = {
 
 # In tests/golden/families: what tests/models/test_families.py alone needs. Sizes are small; one case or two a family.
 FAMILIES: dict[str, Case] = {
+    "gpt_oss-yarn-f32": Case(
+        "gpt_oss",
+        config=SMALL | {"num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 8, "sliding_window": 16,
+                        "intermediate_size": 12, "num_local_experts": 5, "num_experts_per_tok": 2,
+                        "rope_parameters": YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}},
+    ),
     # Sizes that are no powers of two, one head of keys for five, more experts than a byte counts.
     "qwen2_moe-many-bf16": Case(
         "qwen2_moe", "BF16",

@@ -21,8 +21,9 @@ from colibri import ops
 from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
-from colibri.weights.file_reader import changed, identity_of, open_regular, truncated
+from colibri.weights.file_reader import FileReader, changed, identity_of, open_regular, truncated
 from colibri.weights.load import joined
+from colibri.weights.strided import read_strided
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -104,7 +105,9 @@ class ExpertReader:
     def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
         """Read `count` rows from `first` on and tile them into their place."""
         file = self.open(info.file)
-        if info.order is None and info.encoding is None:
+        if info.strides is not None:
+            read = read_strided(info, first, count, info.shape[1], FileReader()).reshape(-1).data
+        elif info.order is None and info.encoding is None:
             read = self._stored(info, first, count)
         else:
             read = joined(info, first, count, self._stored_rows).reshape(-1).data

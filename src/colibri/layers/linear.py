@@ -10,7 +10,7 @@ from colibri.weights.checkpoint import Checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import load_plain, read_tiles
 from colibri.weights.row_order import RowOrder
-from colibri.weights.tensor_info import TensorInfo, refuse_strided
+from colibri.weights.tensor_info import TensorInfo
 
 PAGE = 4096
 
@@ -42,7 +42,6 @@ class DenseWeights:
         """The tiled weight (rows, k): all rows of a tensor, or those that `order` takes from it."""
         self._given.add(name)
         info = self.checkpoint.require(name, (rows if order is None else order.stored(rows), k))
-        refuse_strided(info)
         offset, end = self._places.get(name, (self._offset, self._offset + _space(info)))
         self._offset = max(self._offset, end)
         nbytes = ops.tiled_bytes(info.type, rows, k)

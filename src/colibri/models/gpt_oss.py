@@ -33,7 +33,11 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _more_keys(config: Metadata) -> Mapping[str, Any]:
     kinds = config.strings("layer_types", ())
-    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds]} if kinds else {}
+    rope = config.get("rope_parameters", config.get("rope_scaling", {}))
+    keys: dict[str, Any] = {"rope.scaling.yarn_truncate": bool(rope.get("truncate", True)) or None}  # false is usual
+    if kinds:
+        keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
+    return keys
 
 
 def _halves(config: Metadata, tensor: TensorInfo) -> Iterator[TensorInfo]:

@@ -72,7 +72,7 @@ def _no_orders(metadata: Metadata) -> Mapping[str, RowOrder]:
 class Directory:
     """How the directories of one model_type are translated into GGUF's vocabulary.
 
-    keys: fields that become a key each; more_keys: what else config.json says, as keys.
+    keys: fields that become a key each; more_keys: what else config.json says, as keys; None leaves one out.
     layer: module inside a layer -> GGUF name; experts: module inside an expert -> projection. Where a module has had
     several names, all of them are known. layers: what the layers are in, and top: the names of what is beside them.
     views: what stands for several tensors of a layer, or for one in another order or shape: its name inside a layer,

@@ -140,7 +140,7 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
     return Metadata(
         config.source,
-        general | {f"{prefix}.{key}": value for key, value in values.items()},
+        general | {f"{prefix}.{key}": value for key, value in values.items() if value is not None},
         {f"{prefix}.{key}": field for key, field in written.items()},
     )
 

@@ -17,6 +17,7 @@ from colibri import ops
 from colibri.errors import UnsupportedError
 from colibri.weights.file_reader import FileReader
 from colibri.weights.row_order import STORED_AT_ONCE, read_rows
+from colibri.weights.strided import read_strided
 from colibri.weights.tensor_info import TensorInfo
 
 STAGING_BYTES: Final = 2 << 20  # large enough for the disk, small enough to stay in the second-level cache's reach
@@ -32,7 +33,7 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
     if info.expert_stride is not None:
         raise ValueError(f"{info.name} is a view with gaps; read it expert by expert")
     if info.strides is not None:
-        raw = _gathered(info, reader)
+        raw = np.concatenate([read_strided(row, 0, 1, info.shape[-1], reader) for row in _vectors(info)])
     else:
         row_bytes = info.nbytes // info.shape[0]
 
@@ -47,15 +48,9 @@ def load_plain(info: TensorInfo, reader: FileReader) -> ops.Tensor:
     return tensor
 
 
-def _gathered(info: TensorInfo, reader: FileReader) -> Bytes:
-    """Values that are not back to back, back to back."""
-    strides, width = info.strides or (), info.value_bytes
-    last = sum((size - 1) * stride for size, stride in zip(info.shape, strides, strict=True))
-    raw = np.empty((last + 1) * width, np.uint8)
-    reader.read_into(info.file, info.offset, raw)
-    values = raw.view(f"V{width}")
-    view = np.lib.stride_tricks.as_strided(values, info.shape, [stride * width for stride in strides])
-    return np.ascontiguousarray(view).view(np.uint8)
+def _vectors(info: TensorInfo) -> list[TensorInfo]:
+    """The rows of a merged bias, or the vector itself."""
+    return [info] if len(info.shape) == 1 else [info.expert(row) for row in range(info.shape[0])]
 
 
 def transformed(info: TensorInfo, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -95,7 +90,8 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None
 
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        piece = joined(info, first, count, read)
+        strided = info.strides is not None
+        piece = read_strided(info, first, count, info.shape[1], reader) if strided else joined(info, first, count, read)
         ops.tile(tensor, piece.reshape(-1).data, first_row=first, rows=count)
 
 

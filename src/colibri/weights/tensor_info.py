@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from colibri.errors import FormatError, UnsupportedError
+from colibri.errors import FormatError
 from colibri.weights.block_types import BY_NAME, row_bytes
 from colibri.weights.encodings import Encoding
 from colibri.weights.row_order import RowOrder
@@ -32,7 +32,7 @@ class TensorInfo:
     transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
     strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
-    transposed views; only a converter reads such tensors.
+    transposed views.
     """
 
     name: str
@@ -144,11 +144,3 @@ def part_of(name: str) -> str:
     """attn_q of blk.3.attn_q.weight or blk.3.attn_q.bias; "" of any other name."""
     match = _PART.fullmatch(name)
     return match[1] if match else ""
-
-
-def refuse_strided(info: TensorInfo) -> None:
-    """Raise UnsupportedError for a matrix that can be converted only."""
-    if info.strides is not None:
-        raise UnsupportedError(
-            f"{info.file}: {info.name} is stored transposed, which is not run in place; use `colibri convert` first"
-        )
