@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from colibri.config import Token
-from colibri.server.chat_text import ChatText, Delta
-from colibri.server.constraints import check_grammar, json_grammar, lark_grammar
+from colibri.server.constraints import check_grammar, forced_schema, json_grammar, lark_grammar
 from colibri.server.problems import bad_request, json_response
 from colibri.server.protocol import Output, Submit
-from colibri.server.reasoning import opens_thinking, thinks
 from colibri.server.replies import Usage, chat_logprobs, new_id
 from colibri.server.sampling import room_left, sampling_params
 from colibri.server.schema import ChatRequest, Message, NamedTool
 from colibri.server.service import Outputs, Service
 from colibri.server.streaming import EventStream, stream, unless_left
-from colibri.server.tools import MISTRAL, Style, forced_schema, style_of, takes_tools, tools_as_text
+from colibri.text.formats import Delta, Reading, reading_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +29,7 @@ class _Plan:
 
     ids: tuple[int, ...]
     grammar: str | None
-    style: Style | None  # of tool calls; None when there can be none
-    thinks: bool
-    inside_thought: bool
+    reading: Reading
     keep_special: bool
 
 
@@ -75,29 +70,16 @@ async def _whole(outputs: Outputs, reply: _Reply) -> Response:
 def _plan(service: Service, body: ChatRequest) -> _Plan:
     """Render and encode; runs beside the event loop, as a template may take its time."""
     tokenizer = service.text
-    messages = messages_of(body.messages)
     offered = [] if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or []]
-    template = tokenizer.chat_templates.get("tool_use") if offered else None
-    template = template or tokenizer.chat_template
-    if offered and not takes_tools(template):
-        messages = [{"role": "system", "content": tools_as_text(offered)}, *map(_calls_as_text, messages)]
-    prompt = tokenizer.render_chat(
-        messages, tools=offered if takes_tools(template) else None, variables=body.chat_template_kwargs
-    )
-    style = style_of(template) if offered else None
     grammar = _grammar(body, offered)
-    forced = grammar is not None
-    service.check_length(prompt)
-    ids = tokenizer.encode(prompt, add_special=False)
-    marker = None if style != "mistral" else tokenizer.token_id(MISTRAL)
-    return _Plan(
-        ids=tuple(ids),
-        grammar=grammar,
-        style="json" if forced and offered else style,
-        thinks=thinks(template) and not forced,
-        inside_thought=opens_thinking(prompt) and not forced,
-        keep_special=marker is not None and tokenizer.is_special(marker),
-    )
+    prompt = tokenizer.chat_prompt(messages_of(body.messages), offered, variables=body.chat_template_kwargs)
+    reading = reading_of(prompt, offered, forced=grammar is not None)
+    text = prompt.text + reading.suffix
+    service.check_length(text)
+    ids = tokenizer.encode(text, add_special=False)
+    marks = (tokenizer.token_id(mark) for mark in reading.marks)
+    keep_special = any(mark is not None and tokenizer.is_special(mark) for mark in marks)
+    return _Plan(tuple(ids), grammar, reading, keep_special)
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -109,25 +91,6 @@ def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
             plain["role"] = "system"
         result.append(plain)
     return result
-
-
-def _calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """For a template that knows no tools: calls of earlier turns as the JSON that the model wrote."""
-    if not message.get("tool_calls"):
-        return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    calls = []
-    for function in functions:
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                arguments = {"text": arguments}
-        calls.append({"name": function["name"], "arguments": arguments})
-    text = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
-    content = message.get("content")
-    return {"role": message["role"], "content": f"{content}\n{text}" if isinstance(content, str) and content else text}
 
 
 def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None:
@@ -161,7 +124,7 @@ class _Choice:
     """One reply as it grows."""
 
     def __init__(self, plan: _Plan) -> None:
-        self.text = ChatText(thinks=plan.thinks, inside_thought=plan.inside_thought, style=plan.style)
+        self.text = plan.reading.reader()
         self.deltas: list[Delta] = []
         self.tokens: list[Token] = []
         self.calls = 0

@@ -35,6 +35,25 @@ def json_grammar(schema: dict[str, Any] | bool) -> str:
     return grammar
 
 
+def forced_schema(tools: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any]:
+    """The JSON schema of one call of the named tool, or of any."""
+    functions = [tool["function"] for tool in tools]
+    choices = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": function.get("parameters") or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in functions
+        if name is None or function["name"] == name
+    ]
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
 def lark_grammar(text: str) -> str:
     """The grammar written in Lark's notation, or in GBNF (llama.cpp's), which has `::=`."""
     from llguidance import LLMatcher

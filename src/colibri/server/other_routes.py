@@ -77,7 +77,7 @@ async def tokenize(service: Service, body: TokenizeRequest) -> Response:
     tokenizer = service.text
     if body.messages is not None:
         messages = messages_of(body.messages)
-        text = await asyncio.to_thread(tokenizer.render_chat, messages)
+        text = (await asyncio.to_thread(tokenizer.chat_prompt, messages)).text
         ids = await asyncio.to_thread(tokenizer.encode, text, False)
     else:
         ids = await asyncio.to_thread(tokenizer.encode, body.text or "", body.add_special)

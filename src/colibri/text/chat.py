@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from colibri.errors import ArgumentError, ColibriError, FormatError
+from colibri.text.chat_losses import what_is_lost
+from colibri.text.chat_spellings import Spelling, spellings
 
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -26,6 +29,16 @@ def fallback_template(im_start: int | None, im_end: int | None) -> str:
     return _ROLE_LINES if im_start is None or im_end is None else _CHATML
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation. taught: the template itself shows the tools that were offered; otherwise they are put
+    into words, and calls are asked for as plain JSON."""
+
+    text: str
+    template: str
+    taught: bool
+
+
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -37,71 +50,52 @@ def render_chat(
 ) -> str:
     """The prompt that `template` makes of a conversation.
 
-    Raises ArgumentError for malformed messages and, with the template's own message, where the template refuses them;
-    FormatError for a template that is not Jinja, leaves its sandbox, or runs or grows beyond its bounds.
+    Raises ArgumentError for malformed messages, with the template's own message where it refuses them, and where it
+    leaves out what was said; FormatError for a template that is not Jinja, leaves its sandbox, or runs or grows beyond
+    its bounds.
+    """
+    tokens = {"bos_token": bos_token, "eos_token": eos_token}
+    return chat_prompt(template, messages, tools, add_generation_prompt, {**tokens, **(variables or {})}).text
+
+
+def chat_prompt(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """As `render_chat`, with what is known of the prompt.
+
+    Templates disagree on how a conversation is written down. The first of its spellings that the template takes
+    without losing anything is the prompt.
     """
     conversation = [_message(index, message, template) for index, message in enumerate(_list("messages", messages))]
+    offered = _plain(list(_list("tools", tools))) if tools else []
     values: dict[str, Any] = {
-        "messages": conversation,
-        "tools": _plain(list(_list("tools", tools))) if tools else None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
-        "bos_token": bos_token,
-        "eos_token": eos_token,
+        "bos_token": "",
+        "eos_token": "",
         **{name: _plain(value) for name, value in (variables or {}).items()},
     }
-    return _first_complete(template, values, list(_spellings(conversation)))
 
+    def render(spelling: Spelling) -> str:
+        return _render(template, {"messages": spelling.messages, "tools": spelling.tools or None, **values})
 
-def _first_complete(template: str, values: dict[str, Any], spellings: Sequence[list[dict[str, Any]]]) -> str:
-    """The first spelling of the conversation that the template takes without losing a tool call.
-
-    Templates disagree on whether a message of tool calls has its content missing, null or empty, and on whether
-    arguments are an object or JSON text; where none is complete, the first that renders is the prompt.
-    """
-    rendered: str | None = None
-    refused: ArgumentError | None = None
-    for spelling in spellings:
+    problem: ArgumentError | None = None
+    for spelling in spellings(conversation, offered):
         try:
-            text = _render(template, {**values, "messages": spelling})
+            text = render(spelling)
         except ArgumentError as error:
-            refused = refused or error
+            problem = problem or error
             continue
-        if all(name in text for name in _called(spelling)):
-            return text
-        rendered = text if rendered is None else rendered
-    if rendered is None:
-        raise refused or ArgumentError("messages: the chat template cannot render them")
-    return rendered
-
-
-def _spellings(conversation: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    without_content = any("content" not in message for message in conversation)
-    contents: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}] if without_content else [{}]
-    objects = any(isinstance(call["arguments"], dict) for message in conversation for call in _functions(message))
-    for as_text in (False, True) if objects else (False,):
-        for content in contents:
-            yield [{**content, **(_with_text_arguments(message) if as_text else message)} for message in conversation]
-
-
-def _called(conversation: list[dict[str, Any]]) -> list[str]:
-    return [call["name"] for message in conversation for call in _functions(message)]
-
-
-def _functions(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [call.get("function", call) for call in message.get("tool_calls", ())]
-
-
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    if "tool_calls" not in message:
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = call.get("function", call)
-        text = json.dumps(function["arguments"], ensure_ascii=False)
-        changed = {**function, "arguments": text if isinstance(function["arguments"], dict) else function["arguments"]}
-        calls.append({**call, "function": changed} if "function" in call else changed)
-    return {**message, "tool_calls": calls}
+        missing = what_is_lost(spelling, text, render)
+        if missing is None:
+            return ChatPrompt(text, template, bool(spelling.tools))
+        problem = problem or ArgumentError(f"{missing}, which this model's chat template leaves out of the prompt")
+    assert problem is not None
+    raise problem
 
 
 def _render(template: str, values: dict[str, Any]) -> str:
@@ -144,11 +138,27 @@ def _message(index: int, message: object, template: str) -> dict[str, Any]:
         raise ArgumentError(f"{where}.role: found {plain.get('role')!r}, expected a string such as 'user'")
     if "content" in plain:
         plain["content"] = _content(where, plain["content"], template)
-    elif not plain.get("tool_calls"):
+    calls = [_tool_call(f"{where}.tool_calls", call) for call in _list(where, plain.pop("tool_calls", ()))]
+    if calls:
+        plain["tool_calls"] = calls
+    if not plain.get("content"):
         plain["content"] = ""
-    if "tool_calls" in plain:
-        plain["tool_calls"] = [_tool_call(f"{where}.tool_calls", call) for call in _list(where, plain["tool_calls"])]
-    return plain
+        if calls:  # an empty text says no more than none, and templates may take it for the whole answer
+            del plain["content"]
+    return _with_thought(plain, template)
+
+
+def _with_thought(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """A thought under the name by which the template knows thoughts."""
+    if "reasoning_content" in message and "reasoning_content" not in template:
+        known = next((name for name in ("thinking", "reasoning") if _reads(template, name)), None)
+        thought = message.pop("reasoning_content")
+        return message if known is None else {**message, known: thought}
+    return message
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\w\.{name}\b|\[['\"]{name}['\"]\]|['\"]{name}['\"] in ", template) is not None
 
 
 def _content(where: str, content: Any, template: str) -> Any:

@@ -258,6 +258,16 @@ class Tokenizer:
         `variables` are passed to the template (such as enable_thinking). Raises ArgumentError with the template's own
         message where it refuses the conversation.
         """
+        return self.chat_prompt(messages, tools, add_generation_prompt, variables).text
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> chat.ChatPrompt:
+        """As `render_chat`, with what is known of the prompt."""
         if not isinstance(variables, Mapping | None):
             raise ArgumentError(f"variables: found {type(variables).__name__}, expected names and values")
         if not isinstance(tools, Sequence | None) or isinstance(tools, str | bytes):
@@ -271,9 +281,7 @@ class Tokenizer:
                 self._source.notes.append(note)
         special = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         tokens = {name: self._piece(token) for name, token in special.items() if token is not None}
-        return chat.render_chat(
-            template, messages, tools, add_generation_prompt, variables={**tokens, **(variables or {})}
-        )
+        return chat.chat_prompt(template, messages, tools, add_generation_prompt, {**tokens, **(variables or {})})
 
     def _piece(self, token: int) -> str:
         return self.vocabulary.pieces[token] or ""

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-OPEN = "<think>"
-CLOSE = "</think>"
+from dataclasses import dataclass
 
 
-def thinks(template: str | None) -> bool:
-    """Whether a chat template belongs to a model that thinks."""
-    return template is not None and (CLOSE in template or OPEN in template)
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """The marks around a thought."""
+
+    open: str
+    close: str
+
+    def begun(self, prompt: str) -> bool:
+        """Whether the prompt ends inside a thought, as templates do that begin one for the model."""
+        return prompt.rstrip().endswith(self.open)
 
 
-def opens_thinking(prompt: str) -> bool:
-    """Whether the prompt ends inside a thought, as templates do that begin one for the model."""
-    return prompt.rstrip().endswith(OPEN)
+THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
+
+
+def thoughts_of(template: str | None) -> Thoughts | None:
+    """How the model that a chat template belongs to thinks; None for one that does not."""
+    return next((marks for marks in THOUGHTS if template and (marks.open in template or marks.close in template)), None)
 
 
 def partial(text: str, marker: str) -> int:
@@ -27,20 +36,21 @@ def partial(text: str, marker: str) -> int:
 class ReasoningSplitter:
     """Feed text, get (thought, answer) pieces; the result does not depend on how the text is cut."""
 
-    def __init__(self, *, enabled: bool, inside: bool = False) -> None:
-        self._state = "answer" if not enabled and not inside else "thought" if inside else "start"
+    def __init__(self, marks: Thoughts | None, *, inside: bool = False) -> None:
+        self._marks = marks or THOUGHTS[0]
+        self._state = "answer" if marks is None else "thought" if inside else "start"
         self._held = ""
-        self._trim = inside  # line ends after a marker belong to neither side
+        self._trim = inside and marks is not None  # line ends after a marker belong to neither side
 
     def feed(self, text: str) -> tuple[str, str]:
         """What is certain now."""
         self._held += text
         thought = answer = ""
         if self._state == "start":
-            begun = self._held.lstrip()
-            if begun.startswith(OPEN):
-                self._held, self._state, self._trim = begun[len(OPEN) :], "thought", True
-            elif OPEN.startswith(begun):  # nothing yet, or a part of the marker
+            begun, opening = self._held.lstrip(), self._marks.open
+            if begun.startswith(opening):
+                self._held, self._state, self._trim = begun[len(opening) :], "thought", True
+            elif opening.startswith(begun):  # nothing yet, or a part of the marker
                 return "", ""
             else:
                 self._state = "answer"
@@ -58,12 +68,12 @@ class ReasoningSplitter:
 
     def _thought(self) -> str:
         text = self._held = self._trimmed()
-        place = text.find(CLOSE)
+        place = text.find(self._marks.close)
         if place >= 0:
-            self._held, self._state, self._trim = text[place + len(CLOSE) :], "answer", True
+            self._held, self._state, self._trim = text[place + len(self._marks.close) :], "answer", True
             return text[:place].rstrip("\n")
         # Line ends may turn out to stand before the marker, where they are dropped.
-        keep = partial(text, CLOSE)
+        keep = partial(text, self._marks.close)
         stripped = text[: len(text) - keep].rstrip("\n")
         self._held = text[len(stripped) :]
         return stripped
