@@ -15,7 +15,11 @@ enum { TILE_ROWS = 16, MAX_COLUMNS = 8, ATTENTION_SPLIT = 256, SAMPLING_PART = 5
 enum activation { A_F32, A_Q32, A_Q256, ACTIVATION_COUNT };
 /* x ~ scale * q, -127 <= q <= 127; the scale is NaN when a value is not finite. The sums are what the kernels start
  * from: weights are stored with an offset, which they take off again. */
-struct q32_block  { float scale; int32_t minus_128_sum; int8_t q[32]; };
+struct q32_block {
+    float scale;
+    int32_t minus_128_sum, minus_128_first; /* of all q, of the first 16 */
+    int8_t q[32];
+};
 struct q256_block {
     float scale;
     int16_t sums[8];             /* of 32 q each, in the order 0 2 1 3 4 6 5 7 */
@@ -34,6 +38,7 @@ static inline size_t activation_bytes(int activation, int64_t k) {
 #define PRODUCTS(X)                        \
     X(q32, A_Q32, 32, 128, false)          \
     X(q32_min, A_Q32, 32, 0, true)         \
+    X(q32_16, A_Q32, 16, 128, false)       \
     X(q256_32_min, A_Q256, 32, 0, true)    \
     X(q256_16, A_Q256, 16, 32, false)      \
     X(q256_16_min, A_Q256, 16, 0, true)

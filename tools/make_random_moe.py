@@ -151,6 +151,23 @@ def _with_minimum(width: int, middle: float, unit: float) -> Callable[[np.random
     return draw
 
 
+def _nvfp4(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
+    exponent = 7 + math.log2(deviation / 2.93)  # of 4 bits: what is less than 2^-6 is a fraction of it
+    drawn = np.clip(np.floor(exponent + rng.uniform(0, 1, (count, 4))), 0, 14).astype(np.uint8)
+    smallest = np.uint8(round(deviation / 2.93 * 512)) if exponent < 1 else np.uint8(0)
+    scales = np.where(drawn == 0, smallest, drawn << np.uint8(3)).astype(np.uint8)
+    return np.hstack([scales, _bytes(rng, count, 32)])
+
+
+def _iq1_m(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
+    """A half float in four parts of four bits."""
+    blocks = _bytes(rng, count, 56).copy()
+    d = _scales(rng, count, deviation / 7.4, signed=True).astype(np.float16).view(np.uint16)
+    for part in range(4):
+        blocks[:, 49 + 2 * part] = (blocks[:, 49 + 2 * part] & 15) | ((d >> 4 * part & 15) << 4).astype(np.uint8)
+    return blocks
+
+
 def _q2_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
     """A scale and the minimum of its 16 values are the same nibble, so that the mean is 0."""
     d = _half(_scales(rng, count, deviation / 9.84, signed=True))
@@ -164,6 +181,9 @@ BLOCKS: dict[str, Callable[[np.random.Generator, int, float], Bytes]] = {
     "MXFP4": _mxfp4, "F16": _f16, "BF16": _bf16, "F32": _f32,
     "Q4_1": _with_minimum(20, 7.5, 4.61), "Q5_1": _with_minimum(24, 15.5, 9.23), "Q5_0": _scaled(22, 0, 9.24),
     "IQ4_NL": _scaled(18, 0, 70.8), "IQ4_XS": _scaled(136, 0, 1310), "Q2_K": _q2_k, "Q3_K": _scaled(110, 108, 43.3),
+    "IQ3_S": _scaled(110, 0, 150), "IQ3_XXS": _scaled(98, 0, 150), "IQ2_S": _scaled(82, 0, 58),
+    "IQ2_XS": _scaled(74, 0, 58), "IQ2_XXS": _scaled(66, 0, 54), "IQ1_S": _scaled(50, 0, 7.4), "IQ1_M": _iq1_m,
+    "TQ1_0": _scaled(54, 52, 0.82), "TQ2_0": _scaled(66, 64, 1.2), "NVFP4": _nvfp4,
 }  # fmt: skip
 
 
@@ -213,6 +233,16 @@ MIXES: dict[str, tuple[int, Callable[[str, int, Shape], str]]] = {  # name -> (g
     "q3_k": (12, lambda part, layer, shape: "Q3_K"),
     "iq4_nl": (25, lambda part, layer, shape: "IQ4_NL"),
     "iq4_xs": (30, lambda part, layer, shape: "IQ4_XS"),
+    "iq3_s": (26, lambda part, layer, shape: "IQ3_S"),
+    "iq3_xxs": (23, lambda part, layer, shape: "IQ3_XXS"),
+    "iq2_s": (28, lambda part, layer, shape: "IQ2_S"),
+    "iq2_xs": (20, lambda part, layer, shape: "IQ2_XS"),
+    "iq2_xxs": (19, lambda part, layer, shape: "IQ2_XXS"),
+    "iq1_s": (24, lambda part, layer, shape: "IQ1_S"),
+    "iq1_m": (31, lambda part, layer, shape: "IQ1_M"),
+    "tq1_0": (36, lambda part, layer, shape: "TQ1_0"),
+    "tq2_0": (37, lambda part, layer, shape: "TQ2_0"),
+    "nvfp4": (39, lambda part, layer, shape: "NVFP4"),
     "f16": (1, lambda part, layer, shape: "F16"),
     "bf16": (32, lambda part, layer, shape: "BF16"),
 }
@@ -221,6 +251,8 @@ MIXES: dict[str, tuple[int, Callable[[str, int, Shape], str]]] = {  # name -> (g
 # What llama.cpp takes where 256 does not divide a row.
 AT_ODD_WIDTHS = {
     "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+    "IQ3_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ2_S": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
+    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
 }  # fmt: skip
 
 

@@ -10,7 +10,9 @@ void KERNEL(quantize_q32)(void *out, const float *x, int n) {
         vf inverse;
         block->scale = block_scale(x + i, 32, &inverse);
         const vi first = quantize_16(block->q, x + i, inverse), second = quantize_16(block->q + 16, x + i + 16, inverse);
-        block->minus_128_sum = (int32_t)(-128u * (unsigned)vi_sum(vi_add(first, second)));
+        const unsigned sum = (unsigned)vi_sum(first);
+        block->minus_128_first = (int32_t)(-128u * sum);
+        block->minus_128_sum = (int32_t)(-128u * (sum + (unsigned)vi_sum(second)));
     }
 }
 

@@ -37,27 +37,42 @@ typedef void columns_function(float (*sums)[16], const void *panels, const uint8
 typedef vb bytes_function(const uint8_t *block, int g);
 VEC vb bytes_panel(const uint8_t *block, int g) { return vb_load(block + 64 * g); }
 
-VEC void columns_q32(int R, int T, bool minima, bytes_function *bytes, size_t stride, size_t memory, float (*sums)[16], const struct panel *p,
-                     const uint8_t *packed, const void *const *x, int first, int count, const uint8_t *ahead) {
+/* dot[r][t] = the products of values [first, first + count) of block b of x. */
+VEC void dot_q32(int R, int T, bool minima, bytes_function *bytes, vi (*dot)[MAX_COLUMNS], const uint8_t *packed,
+                 const struct q32_block *const *in, int b, int first, int count) {
+    EACH_TILE EACH_COLUMN {
+        const struct q32_block *x = in[t] + b;
+        const int32_t sum = count == 32 ? x->minus_128_sum : first ? x->minus_128_sum - x->minus_128_first : x->minus_128_first;
+        dot[r][t] = minima ? vi_zero() : vi_start_biased(sum);
+    }
+    VEC_UNROLL for (int i = 0; i < count / 4; i++) {
+        const int g = first / 4 + i;
+        vb w[VEC_TILES];
+        EACH_TILE w[r] = bytes(packed + r * sizeof(struct panel), g);
+        EACH_COLUMN {
+            const vb four = vb_repeat4(in[t][b].q + 4 * g);
+            EACH_TILE dot[r][t] = (minima ? vi_dot : vi_dot_biased)(dot[r][t], w[r], four);
+        }
+    }
+}
+
+VEC void columns_q32(int R, int T, bool minima, int values_a_scale, bytes_function *bytes, size_t stride, size_t memory,
+                     float (*sums)[16], const struct panel *p, const uint8_t *packed, const void *const *x, int first,
+                     int count, const uint8_t *ahead) {
+    const int scales = 32 / values_a_scale;
     const struct q32_block *in[MAX_COLUMNS];
     vf sum[VEC_TILES][MAX_COLUMNS];
     EACH_COLUMN in[t] = (const struct q32_block *)x[t] + first;
     EACH_TILE EACH_COLUMN sum[r][t] = first ? vf_load(sums[r * CHUNK + t]) : vf_zero();
     for (int b = 0; b < count; b++) {
         if (ahead) ask(ahead + (size_t)b * memory, (int)memory);
-        vi dot[VEC_TILES][MAX_COLUMNS];
-        EACH_TILE EACH_COLUMN dot[r][t] = minima ? vi_zero() : vi_start_biased(in[t][b].minus_128_sum);
-        VEC_UNROLL for (int g = 0; g < 8; g++) {
-            vb w[VEC_TILES];
-            EACH_TILE w[r] = bytes(packed + r * sizeof *p + (size_t)b * stride, g);
-            EACH_COLUMN {
-                const vb four = vb_repeat4(in[t][b].q + 4 * g);
-                EACH_TILE dot[r][t] = (minima ? vi_dot : vi_dot_biased)(dot[r][t], w[r], four);
+        VEC_UNROLL for (int s = 0; s < scales; s++) {
+            vi dot[VEC_TILES][MAX_COLUMNS];
+            dot_q32(R, T, minima, bytes, dot, packed + (size_t)b * stride, in, b, s * values_a_scale, values_a_scale);
+            EACH_TILE {
+                vf scale = vf_load(p[r].scale[b * scales + s]);
+                EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(dot[r][t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[r][t]);
             }
-        }
-        EACH_TILE {
-            vf scale = vf_load(p[r].scale[b]);
-            EACH_COLUMN sum[r][t] = vf_fma(vf_from_vi(dot[r][t]), vf_mul(scale, vf_set1(in[t][b].scale)), sum[r][t]);
         }
         if (minima) EACH_TILE {
             vf min = vf_load(p[r].scale[MINIMA + b]);
@@ -155,12 +170,13 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 }
 
 /* `stride` is from the bytes of one unit of values (formats.h) to the next, `memory` what a unit takes with its scales. */
-#define OF_Q32(R, T, minima, bytes, stride, memory) \
-    columns_q32(R, T, minima, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
+#define OF_Q32(R, T, minima, values_a_scale, bytes, stride, memory) \
+    columns_q32(R, T, minima, values_a_scale, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
 #define OF_Q256(R, T, minima, values_a_scale, bytes, memory) \
     (void)count, columns_q256(R, T, minima, bytes, memory, values_a_scale, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
-#define DOT_q32(R, T, bytes, stride, memory) OF_Q32(R, T, false, bytes, stride, memory)
-#define DOT_q32_min(R, T, bytes, stride, memory) OF_Q32(R, T, true, bytes, stride, memory)
+#define DOT_q32(R, T, bytes, stride, memory) OF_Q32(R, T, false, 32, bytes, stride, memory)
+#define DOT_q32_min(R, T, bytes, stride, memory) OF_Q32(R, T, true, 32, bytes, stride, memory)
+#define DOT_q32_16(R, T, bytes, stride, memory) OF_Q32(R, T, false, 16, bytes, stride, memory)
 #define DOT_q256_32_min(R, T, bytes, stride, memory) OF_Q256(R, T, true, 32, bytes, memory)
 #define DOT_q256_16(R, T, bytes, stride, memory) OF_Q256(R, T, false, 16, bytes, memory)
 #define DOT_q256_16_min(R, T, bytes, stride, memory) OF_Q256(R, T, true, 16, bytes, memory)

@@ -2,7 +2,7 @@
 #include "quants/levels.h"
 enum { STRIDE_IQ4_NL = 256 };
 VEC void tile_iq4_nl(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_IQ4_NL, 32);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_IQ4_NL, 32);
     interleave16(place.scales, rows, 0);
     interleave(place.bytes, rows, 2, 1, 0);
 }

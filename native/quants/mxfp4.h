@@ -1,8 +1,9 @@
 /* MXFP4 (OCP microscaling). Plain: e8m0 exponent, 16 bytes of e2m1 nibbles ordered as in Q4_0.
  * Part: nibbles [block][4][row][4], exponents [block][row]. */
+#include "quants/e2m1.h"
 enum { STRIDE_MXFP4 = 256 };
 VEC void tile_mxfp4(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_MXFP4, 16);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_MXFP4, 16);
     for (int row = 0; row < 16; row++) place.scales[row] = rows.first[(size_t)row * rows.stride];
     interleave(place.bytes, rows, 1, 1, 0);
 }
@@ -15,10 +16,7 @@ VEC vf mxfp4_scale(const uint8_t *exponents) {
     return vf_mul(a, b);
 }
 
-VEC vb bytes_mxfp4(const uint8_t *block, int g) {
-    static const uint8_t steps[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
-    return nibbles_through_table(block, g, steps);
-}
+VEC vb bytes_mxfp4(const uint8_t *block, int g) { return e2m1(block, g); }
 
 VEC void scales_mxfp4(struct panel *p, const uint8_t *part, int count) {
     const uint8_t *exponents = part + count * STRIDE_MXFP4;

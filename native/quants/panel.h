@@ -3,7 +3,7 @@
  *   tile_NAME    block b of 16 plain rows -> its place in the tile
  *   bytes_NAME   16 rows x 4 values of a block, unpacked, as the dot products want them
  *   scales_NAME  the scales and minima of a part, into a panel
- * A part is what a panel is made from: PANEL values of k, or fewer at the end. Of the formats with blocks of 32 values, a
+ * A part is what a panel is made from: PANEL values of k, or fewer at the end. Of the formats with smaller blocks, a
  * part is the bytes of its blocks and behind them their scales, so that memory is read from end to end. */
 #ifndef COLIBRI_QUANTS_PANEL_H
 #define COLIBRI_QUANTS_PANEL_H
@@ -36,11 +36,11 @@ enum {
 #undef X
 };
 
-/* Block b of a format with blocks of 32 values, whose bytes of 16 rows are `bytes`: where these and its scales go. */
+/* Block b of a format that has up to `most` blocks in a part, whose bytes of 16 rows are `bytes`: where these and its scales
+ * go. */
 struct place { uint8_t *bytes, *scales; };
-VEC struct place place_of(uint8_t *tile, int b, int blocks, size_t bytes, size_t scales) {
-    const int in_part = b % (PANEL / 32), first = b - in_part;
-    const int count = blocks - first < PANEL / 32 ? blocks - first : PANEL / 32;
+VEC struct place place_of(uint8_t *tile, int b, int blocks, int most, size_t bytes, size_t scales) {
+    const int in_part = b % most, first = b - in_part, count = blocks - first < most ? blocks - first : most;
     uint8_t *part = tile + (size_t)first * (bytes + scales);
     return (struct place){part + (size_t)in_part * bytes, part + (size_t)count * bytes + (size_t)in_part * scales};
 }

@@ -2,7 +2,7 @@
  * Part: nibbles [block][4][row][4], scales [block][row]. */
 enum { STRIDE_Q4_0 = 256 };
 VEC void tile_q4_0(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_Q4_0, 32);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_Q4_0, 32);
     interleave16(place.scales, rows, 0);
     interleave(place.bytes, rows, 2, 1, 0);
 }

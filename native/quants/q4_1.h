@@ -2,7 +2,7 @@
  * [block]: scales [row], minima [row]. */
 enum { STRIDE_Q4_1 = 256 };
 VEC void tile_q4_1(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_Q4_1, 64);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_Q4_1, 64);
     interleave16(place.scales, rows, 0);
     interleave16(place.scales + 32, rows, 2);
     interleave(place.bytes, rows, 4, 1, 0);

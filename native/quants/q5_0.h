@@ -2,7 +2,7 @@
  * Part: [block]: nibbles [4][row][4], fifth bits [row][4] (bit g of byte i: k = 4 g + i); scales [block][row]. */
 enum { STRIDE_Q5_0 = 320 };
 VEC void tile_q5_0(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_Q5_0, 32);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_Q5_0, 32);
     interleave16(place.scales, rows, 0);
     interleave_bits(place.bytes + 256, rows, 2);
     interleave(place.bytes, rows, 6, 1, 0);

@@ -2,7 +2,7 @@
  * Part: [block]: nibbles [4][row][4], fifth bits [row][4] as in Q5_0; [block]: scales [row], minima [row]. */
 enum { STRIDE_Q5_1 = 320 };
 VEC void tile_q5_1(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_Q5_1, 64);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_Q5_1, 64);
     interleave16(place.scales, rows, 0);
     interleave16(place.scales + 32, rows, 2);
     interleave_bits(place.bytes + 256, rows, 4);

@@ -1,7 +1,7 @@
 /* Q8_0. Plain: f16 scale, 32 int8. Part: bytes + 128 as [block][k / 4][row][4], scales [block][row]. */
 enum { STRIDE_Q8_0 = 512 };
 VEC void tile_q8_0(uint8_t *tile, struct rows rows, int b, int blocks) {
-    const struct place place = place_of(tile, b, blocks, STRIDE_Q8_0, 32);
+    const struct place place = place_of(tile, b, blocks, 8, STRIDE_Q8_0, 32);
     interleave16(place.scales, rows, 0);
     interleave(place.bytes, rows, 2, 2, 128);
 }

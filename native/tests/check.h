@@ -60,6 +60,10 @@ static inline uint8_t *random_plain(int type, int rows, int k) {
         case T_F16: put_f16(block, fabsf(x) + 0.001f), block[1] |= (uint8_t)(bits >> 24 & 0x80); break;
         case T_MXFP4: block[0] = (uint8_t)(118 + random_bits() % 6); break;
         case T_Q6_K: random_scale(block + 208); break;
+        case T_NVFP4: for (int j = 0; j < 4; j++) block[j] = (uint8_t)(40 + block[j] % 16); break;
+        case T_IQ1_M: for (int j = 49; j < 56; j += 2) block[j] = (uint8_t)((block[j] & 15) | (j == 55) << 5); break;
+        case T_TQ1_0: random_scale(block + 52); break;
+        case T_TQ2_0: random_scale(block + 64); break;
         case T_Q2_K: random_scale(block + 80), random_scale(block + 82); break;
         case T_Q3_K: random_scale(block + 108); break;
         case T_Q4_1: case T_Q5_1: case T_Q4_K: case T_Q5_K: random_scale(block), random_scale(block + 2); break;

@@ -141,6 +141,7 @@ VEC vb vb_and_or(vb x, vb mask, vb y) { return vb_or(vb_and(x, mask), y); }
 SHIFT(vb_shl, vb, _mm256_slli_epi32)
 SHIFT(vb_shr, vb, _mm256_srli_epi32)
 VEC vi vi_from_vb(vb x) { return (vi){x.a, x.b}; }
+VEC vb vb_from_vi(vi x) { return (vb){x.a, x.b}; }
 BINARY(vb_lookup16, vb, _mm256_shuffle_epi8)
 enum { VB_HIGH4_UNIT = 1 };
 VEC vb vb_high4(vb x) { return vb_and(vb_shr(x, 4), vb_set1(15)); }

@@ -108,6 +108,7 @@ VEC vb vb_and_or(vb a, vb mask, vb b) { return _mm512_ternarylogic_epi32(a, mask
 VEC vb vb_shl(vb a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 VEC vb vb_shr(vb a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 VEC vi vi_from_vb(vb a) { return a; }
+VEC vb vb_from_vi(vi a) { return a; }
 VEC vb vb_lookup16(vb table, vb index) { return _mm512_shuffle_epi8(table, index); }
 enum { VB_HIGH4_UNIT = 16 };
 VEC vb vb_high4(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8((char)0xf0)); }

@@ -147,9 +147,9 @@ BINARY(vb_add, vb, vaddq_u8)
 BINARY(vb_lookup16, vb, vqtbl1q_u8)
 VEC vb vb_and_or(vb x, vb mask, vb y) { return vb_or(vb_and(x, mask), y); }
 UNARY(vi_from_vb, vi, vb, vreinterpretq_s32_u8)
-UNARY(vec_bytes, vb, vi, vreinterpretq_u8_s32)
-VEC vb vb_shl(vb x, int n) { return vec_bytes(vi_shl(vi_from_vb(x), n)); }
-VEC vb vb_shr(vb x, int n) { return vec_bytes(vi_shr(vi_from_vb(x), n)); }
+UNARY(vb_from_vi, vb, vi, vreinterpretq_u8_s32)
+VEC vb vb_shl(vb x, int n) { return vb_from_vi(vi_shl(vi_from_vb(x), n)); }
+VEC vb vb_shr(vb x, int n) { return vb_from_vi(vi_shr(vi_from_vb(x), n)); }
 enum { VB_HIGH4_UNIT = 1 };
 VEC uint8x16_t vec_high4(uint8x16_t x) { return vshrq_n_u8(x, 4); }
 UNARY(vb_high4, vb, vb, vec_high4)

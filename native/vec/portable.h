@@ -106,6 +106,7 @@ VEC vb vb_and_or(vb a, vb mask, vb b) { BYTES a.byte[i] = (a.byte[i] & mask.byte
 VEC vb vb_shl(vb a, int n) { vi t; memcpy(&t, &a, sizeof t); t = vi_shl(t, n); memcpy(&a, &t, sizeof a); return a; }
 VEC vb vb_shr(vb a, int n) { vi t; memcpy(&t, &a, sizeof t); t = vi_shr(t, n); memcpy(&a, &t, sizeof a); return a; }
 VEC vi vi_from_vb(vb a) { vi r; memcpy(&r, &a, sizeof r); return r; }
+VEC vb vb_from_vi(vi a) { vb r; memcpy(&r, &a, sizeof r); return r; }
 /* table is vb_repeat16, every index byte below 16 */
 VEC vb vb_lookup16(vb table, vb index) { BYTES index.byte[i] = table.byte[index.byte[i]]; return index; }
 /* The high four bits of each byte, times VB_HIGH4_UNIT: an instruction set that need not shift does not. */

@@ -19,7 +19,19 @@ HALVES: dict[str, dict[int, float]] = {
     "Q4_0": {0: 0.2}, "Q4_1": {0: 0.2, 2: -1.5}, "Q5_0": {0: 0.1}, "Q5_1": {0: 0.1, 2: -1.5}, "Q8_0": {0: 0.015},
     "IQ4_NL": {0: 0.015}, "IQ4_XS": {0: 0.0008}, "Q2_K": {80: 0.1, 82: 0.15}, "Q3_K": {108: 0.02},
     "Q4_K": {0: 0.003, 2: 0.003}, "Q5_K": {0: 0.0015, 2: 0.0015}, "Q6_K": {208: 0.0005},
+    "IQ3_S": {0: 0.006}, "IQ3_XXS": {0: 0.007}, "IQ2_S": {0: 0.02}, "IQ2_XS": {0: 0.02}, "IQ2_XXS": {0: 0.02},
+    "IQ1_S": {0: 0.1}, "TQ1_0": {52: 1}, "TQ2_0": {64: 0.8},
 }  # fmt: skip
+
+
+EXTREMES = np.array([65504, -65504, 6e-8, -6e-8, 6e-5, -0.0, 0, 1], np.float16)
+
+
+def put_split_half(blocks: NDArray[np.uint8], halves: NDArray[np.float16]) -> None:
+    """The scale of IQ1_M, four bits in each of the last four numbers of 16."""
+    bits = halves.view(np.uint16)
+    for i in range(4):
+        blocks[:, 49 + 2 * i] = (blocks[:, 49 + 2 * i] & 15) | ((bits >> 4 * i & 15) << 4).astype(np.uint8)
 
 
 def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weight:
@@ -36,6 +48,10 @@ def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weig
         blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(124, 128, len(blocks))
+    if name == "NVFP4":
+        blocks[:, :4] = random.integers(40, 56, (len(blocks), 4))
+    if name == "IQ1_M":
+        put_split_half(blocks, (0.1 * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16))
     return reference.Weight(name, blocks.tobytes(), (rows, k))
 
 
@@ -47,10 +63,15 @@ def extreme_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Wei
     blocks[::3] = 0
     blocks[1::3] = 255
     for at in HALVES.get(name, {}):
-        halves = random.choice(np.array([65504, -65504, 6e-8, -6e-8, 6e-5, -0.0, 0, 1], np.float16), len(blocks))
+        halves = random.choice(EXTREMES, len(blocks))
         blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
         blocks[:, 0] = random.choice([0, 1, 2, 254], len(blocks))
+    if name == "NVFP4":
+        blocks[:, :4] = random.integers(0, 256, (len(blocks), 4))
+        blocks[::2, :4] = random.choice([0, 1, 7, 8, 126, 127, 128, 255], (len(blocks[::2]), 4))
+    if name == "IQ1_M":
+        put_split_half(blocks, random.choice(EXTREMES, len(blocks)))
     return reference.Weight(name, blocks.tobytes(), (rows, k))
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,12 +39,22 @@ class Format(NamedTuple):
 
 ACTIVATIONS: dict[Literal["f32", "q32", "q256"], tuple[str, ...]] = {
     "f32": ("F32", "F16", "BF16"),
-    "q32": ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "IQ4_NL", "IQ4_XS"),
-    "q256": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    "q32": (
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "NVFP4"),
+        *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS"),
+    ),
+    "q256": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
 }
 FORMATS = {
     name: Format(*BY_NAME[name][1:], activation) for activation, names in ACTIVATIONS.items() for name in names
 }
+
+
+# Formats of which the package has no numpy reader.
+BY_GGUF = (
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
+    *("TQ1_0", "TQ2_0", "NVFP4"),
+)
 
 
 class Weight(NamedTuple):
@@ -56,6 +67,10 @@ class Weight(NamedTuple):
 
 def dequantize(type: str, data: Any, shape: Sequence[int]) -> F32:
     """Plain GGUF bytes of `type` -> float32 array of `shape` (the last dimension is a row)."""
+    if type in BY_GGUF:
+        rows = np.frombuffer(data, np.uint8).reshape(math.prod(shape[:-1]), -1)
+        values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[type])
+        return np.asarray(values, np.float32).reshape(shape)
     return conversion.dequantize(type, data, math.prod(shape[:-1]), shape[-1]).reshape(shape)
 
 

@@ -73,6 +73,11 @@ def test_awkward_activations(name: str) -> None:
 
 ONE = b"\x00\x3c"  # in f16
 LARGEST = [
+    ("IQ2_S", ONE + b"\xff" * 80),
+    ("IQ1_S", ONE + b"\xff" * 48),
+    ("IQ1_M", b"\xff" * 49 + b"\x0f\xff\xcf\xff\x3f\xff\x0f"),
+    ("TQ2_0", b"\xff" * 64 + ONE),
+    ("NVFP4", b"\x7e" * 4 + b"\x77" * 32),
     ("Q2_K", b"\xff" * 80 + ONE + ONE),
     ("Q3_K", b"\x00" * 108 + ONE),
     ("Q4_1", ONE + ONE + b"\xff" * 16),

@@ -11,7 +11,10 @@ from kernel_weights import FORMATS, extreme_weight, instruction_sets, plain, ran
 from colibri import ops
 
 # Tiles that take more bytes than the file: see the formats' headers.
-WIDER = {"Q3_K": 1.02}
+WIDER = {
+    "Q3_K": 1.02, "TQ2_0": 1.04, "TQ1_0": 1.27, "IQ1_S": 1.45, "IQ1_M": 1.43, "IQ2_XXS": 1.58, "IQ2_XS": 1.46,
+    "IQ2_S": 1.32, "IQ3_XXS": 1.39, "IQ3_S": 1.24,
+}  # fmt: skip
 
 
 def shape_for(name: str, rows: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Block formats in numpy: those that the engine runs, and those that are only read to be converted.
+"""Blocks of every format that is read -> floats: in numpy, or, of formats with grids, as the engine reads them.
 
 Layouts: ggml's block structures as published with the GGUF specification, and the OCP microscaling formats (MXFP4).
 Each reader takes the blocks of a tensor as bytes (blocks, bytes a block) and returns their values (blocks, values a
@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from colibri import ops
 from colibri.weights.block_types import BY_NAME
 
 Bytes = npt.NDArray[np.uint8]
@@ -24,8 +25,17 @@ _MXFP4_LEVELS: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6,
 
 def dequantize(type_name: str, data: Any, rows: int, k: int) -> Floats:
     """Plain bytes of a format -> float32 (rows, k)."""
+    reader = _READERS.get(type_name)
+    if reader is None:
+        return _through_tiles(type_name, data, rows, k)
     blocks = np.frombuffer(data, np.uint8).reshape(-1, BY_NAME[type_name].bytes)
-    return _READERS[type_name](blocks).astype(np.float32, copy=False).reshape(rows, k)
+    return reader(blocks).astype(np.float32, copy=False).reshape(rows, k)
+
+
+def _through_tiles(type_name: str, data: Any, rows: int, k: int) -> Floats:
+    tensor = ops.tensor(type_name, (rows, k), tiled=True)
+    ops.tile(tensor, data)
+    return ops.dequantize(tensor)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:  # (blocks, 1)
@@ -162,4 +172,4 @@ _READERS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q5_K": _q5_k, "Q6_K": _q6_k, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "F64": _f64,
 }  # fmt: skip
-READABLE: Final = frozenset(_READERS)
+READABLE: Final = frozenset(_READERS) | frozenset(ops.BLOCK_TYPES)

@@ -16,6 +16,8 @@ Bytes = npt.NDArray[np.uint8]
 _HALVES: Final = {
     "F16": (0,), "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
     "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "IQ3_S": (0,), "IQ3_XXS": (0,), "IQ2_S": (0,), "IQ2_XS": (0,), "IQ2_XXS": (0,), "IQ1_S": (0,),
+    "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 
 
@@ -28,6 +30,8 @@ def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
         bad = (blocks.view("<u2")[:, 0] & 0x7F80) == 0x7F80
     elif type_name == "MXFP4":
         bad = blocks[:, 0] == 0xFF
+    elif type_name == "IQ1_M":  # the half float is in the highest four bits of four numbers of 16
+        bad = ((blocks[:, 55] & 0x70) == 0x70) & ((blocks[:, 53] & 0xC0) == 0xC0)
     else:
         bad = np.zeros(len(blocks), np.bool_)
         for at in _HALVES.get(type_name, ()):

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import reference as ref
-from kernel_weights import HALVES
+from kernel_weights import HALVES, put_split_half
 
 RNG = np.random.default_rng(7)
 
@@ -19,6 +19,8 @@ def random_blocks(type: str, rows: int, k: int) -> np.ndarray:
         blocks[:, at : at + 2] = RNG.normal(size=(len(blocks), 1)).astype(np.float16).view(np.uint8)
     if type == "MXFP4":
         blocks[:, 0] = RNG.integers(100, 140, len(blocks))
+    if type == "IQ1_M":
+        put_split_half(blocks, RNG.normal(size=len(blocks)).astype(np.float16))
     if type == "F32":
         blocks = RNG.normal(size=(len(blocks), 1)).astype(np.float32).view(np.uint8)
     return blocks
