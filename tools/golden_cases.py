@@ -38,6 +38,9 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq
           "original_max_position_embeddings": 64}  # fmt: skip
 GLM = SMALL | {"intermediate_size": 24, "moe_intermediate_size": 12, "n_routed_experts": 12, "num_experts_per_tok": 3,
                "routed_scaling_factor": 1.3, "head_dim": 16}  # fmt: skip
+GRANITE = SMALL | {"intermediate_size": 12, "num_local_experts": 6, "num_experts_per_tok": 2,
+                   "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+                   "logits_scaling": 5.0}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, Case] = {
@@ -112,5 +115,12 @@ FAMILIES: dict[str, Case] = {
     "minimax_m2-rotary-f32": Case(
         "minimax_m2", config=SMALL | {"intermediate_size": 12, "num_local_experts": 12, "num_experts_per_tok": 3,
                                       "head_dim": 16, "rotary_dim": 8}, router=1.5, legacy_config=True,
+    ),
+    "granitemoe-scaled-f32": Case(
+        "granitemoe", config=GRANITE | {"tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "granitemoeshared-scaled-bf16": Case(
+        "granitemoeshared", "BF16",
+        GRANITE | {"shared_intermediate_size": 20, "hidden_size": 48, "num_attention_heads": 2},
     ),
 }  # fmt: skip

@@ -105,9 +105,9 @@ class AttentionSpec:
 
     rope: None where positions do not turn queries and keys. window: how many latest positions a query sees, 0 for all.
     qk_norm: RMSNorm of queries and keys, for each head or over the full width. clip: the largest magnitude of queries,
-    keys and values. sinks: each head has a logit that takes a part of the softmax and has no value. gate: what a head
-    answers is multiplied by the sigmoid of values that the projection of queries gives beside its query. Biases are
-    there where the checkpoint has them.
+    keys and values. scale: what scores are multiplied by, 1 / sqrt(head_dim) unless it is given. sinks: each head has a
+    logit that takes a part of the softmax and has no value. gate: what a head answers is multiplied by the sigmoid of
+    values that the projection of queries gives beside its query. Biases are there where the checkpoint has them.
     """
 
     heads: int
@@ -118,6 +118,7 @@ class AttentionSpec:
     qk_norm: QueryKeyNorm = "none"
     clip: float | None = None
     sinks: bool = False
+    scale: float | None = None
     gate: bool = False
 
     def __post_init__(self) -> None:
@@ -131,12 +132,18 @@ class AttentionSpec:
             refuse("rope.rotary", self.rope.rotary, f"at most head_dim ({self.head_dim})")
         check_integer("window", self.window, 0, MAX_WINDOW)
         check_choice("qk_norm", self.qk_norm, get_args(QueryKeyNorm))
-        if self.clip is not None:
-            check_number("clip", self.clip, 0, math.inf, open_low=True)
+        for name in ("clip", "scale"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, math.inf, open_low=True)
 
     def __str__(self) -> str:
         window = f", the latest {self.window} tokens" if self.window else ""
         return f"{self.heads} heads, {self.kv_heads} for keys and values, of {self.head_dim}{window}"
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def query_width(self) -> int:
@@ -299,18 +306,27 @@ FeedForward = MoeSpec | DenseSpec
 class LayerSpec:
     """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each.
 
-    ffn_norm: what GGUF files call the second norm.
+    ffn_norm: what GGUF files call the second norm. residual_scale: what both answers are multiplied by before they are
+    added to the residual stream.
     """
 
     mixer: Mixer
     ffn: FeedForward
     norm: NormSpec
     ffn_norm: str = "ffn_norm"
+    residual_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("residual_scale", self.residual_scale, 0, 1e30, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A decoder. learned_positions: a vector for each position is added to the embedding."""
+    """A decoder.
+
+    learned_positions: a vector for each position is added to the embedding. embedding_scale and logit_scale: what
+    embeddings and logits are multiplied by.
+    """
 
     architecture: str
     name: str
@@ -320,6 +336,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
     learned_positions: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     routing: RoutingSpec = field(init=False)  # of all its mixtures
 
     def __post_init__(self) -> None:
@@ -327,6 +345,8 @@ class ModelSpec:
         check_integer("vocab_size", self.vocab_size, 1, 1 << 28)
         check_integer("context_length", self.context_length, 1, 1 << 40)
         check_integer("layers", len(self.layers), 1, MAX_LAYERS)
+        for name in ("embedding_scale", "logit_scale"):
+            check_number(name, getattr(self, name), 0, 1e30, open_low=True)
         routings = [layer.ffn.routing for layer in self.layers if isinstance(layer.ffn, MoeSpec)]
         sizes = sorted({(routing.experts, routing.experts_per_token) for routing in routings})
         if len(sizes) != 1:

@@ -41,7 +41,7 @@ class Attention:
         return Scratch(buffers, QUANTIZED_BYTES * max(hidden, spec.query_width))
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
-        """Norm rows.hidden into rows.normed, add its attention to rows.hidden; keys and values go into the cache."""
+        """Norm rows.hidden into rows.normed, add its attention to rows.answer; keys and values go into the cache."""
         views = rows.views
         attended, projected = views[self._attended], tuple(views[place] for place in self._places)
         if not ops.norm_matmul(
@@ -54,7 +54,7 @@ class Attention:
             raise _not_finite(self._prefix, found)
         if gate:
             ops.sigmoid_gate(attended, *gate)
-        ops.matmul((rows.hidden,), attended, self._output, self._exact, True, self._output_bias)
+        ops.matmul((rows.answer,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
@@ -96,5 +96,5 @@ def _rule(spec: AttentionSpec, prefix: str, eps: float, build: Build) -> ops.Att
     cosine, sine = (None, None) if spec.rope is None else build.ropes[spec.rope]
     sinks = build.weights.vector(f"{prefix}_sinks.weight", spec.heads) if spec.sinks else None
     return ops.AttentionRule(
-        cosine, sine, spec.head_dim**-0.5, spec.window, sinks=sinks, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
+        cosine, sine, spec.score_scale, spec.window, sinks=sinks, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
     )

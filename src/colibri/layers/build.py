@@ -24,7 +24,7 @@ class Mixer(Protocol):
     """The part of a layer in which the tokens of a sequence meet."""
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: Any) -> None:
-        """Norm rows.hidden into rows.normed, add the answer to rows.hidden. cache: memory for what its spec keeps."""
+        """Norm rows.hidden into rows.normed, add the answer to rows.answer. cache: memory for what its spec keeps."""
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
@@ -34,7 +34,7 @@ class FeedForward(Protocol):
     """The part of a layer that each row goes through alone."""
 
     def __call__(self, rows: Rows) -> None:
-        """Norm rows.hidden into rows.normed and add the answer to rows.hidden."""
+        """Norm rows.hidden into rows.normed and add the answer to rows.answer."""
 
 
 @dataclass(frozen=True, slots=True)

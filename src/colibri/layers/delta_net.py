@@ -56,7 +56,7 @@ class DeltaNet:
         )
 
     def __call__(self, rows: Rows, batch: ops.Batch, state: LayerState) -> None:
-        """Norm rows.hidden into rows.normed, add the answer to rows.hidden; the states in the batch's slots go on."""
+        """Norm rows.hidden into rows.normed, add the answer to rows.answer; the states in the batch's slots go on."""
         views = rows.views
         mixed, convolved, gate, beta, dt, answers = (
             views[place]
@@ -72,7 +72,7 @@ class DeltaNet:
             raise not_finite(f"{self._block}.ssm_a")
         if not ops.gated_norm(answers, answers, gate, self._gated_norm, self._heads):
             raise not_finite(f"{self._block}.ssm_norm.weight")
-        ops.matmul((rows.hidden,), answers, self._output, self._exact, True)
+        ops.matmul((rows.answer,), answers, self._output, self._exact, True)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""

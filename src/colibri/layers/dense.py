@@ -43,11 +43,11 @@ class Network:
         return SCRATCH_BYTES * spec.width * networks
 
     def __call__(self, rows: Rows, weights: ops.Tensor | None = None) -> None:
-        """Add the network's answer to rows.normed to rows.hidden, times `weights` (n, 1)."""
+        """Add the network's answer to rows.normed to rows.answer, times `weights` (n, 1)."""
         views = rows.views
         slots = views[self._slots]
         ops.moe(slots, rows.normed, self._table, views[self._first], self._activation, self._exact)
-        ops.combine(rows.hidden, slots, views[self._ones] if weights is None else weights)
+        ops.combine(rows.answer, slots, views[self._ones] if weights is None else weights)
 
 
 class DenseFeedForward:
@@ -63,6 +63,6 @@ class DenseFeedForward:
         return Network.scratch(spec, hidden)
 
     def __call__(self, rows: Rows) -> None:
-        """Norm rows.hidden into rows.normed and add the network's answer to rows.hidden."""
+        """Norm rows.hidden into rows.normed and add the network's answer to rows.answer."""
         self._norm(rows.normed, rows.hidden)
         self._network(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from colibri.layers import residual
 from colibri.layers.attention import Attention
 from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.delta_net import DeltaNet
@@ -33,4 +34,7 @@ def scratch(spec: ModelSpec) -> Scratch:
     parts = {part for layer in spec.layers for part in (layer.mixer, layer.ffn)}
     asked: list[Scratch] = [(MIXERS | FEED_FORWARDS)[type(part)].scratch(part, spec.hidden_size) for part in parts]
     buffers = dict.fromkeys(buffer for scratch in asked for buffer in scratch.buffers)
+    if residual.made_apart(spec):
+        for layer in spec.layers:
+            buffers |= dict.fromkeys(residual.Residual.buffers(layer, spec.hidden_size))
     return Scratch(tuple(buffers), max(scratch.native_bytes for scratch in asked))

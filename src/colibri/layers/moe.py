@@ -34,7 +34,7 @@ class MixtureOfExperts:
         return Scratch((*_buffers(spec, hidden), *beside.buffers), max(own, beside.native_bytes))
 
     def __call__(self, rows: Rows) -> None:
-        """Norm rows.hidden into rows.normed and add the experts' answer to rows.hidden."""
+        """Norm rows.hidden into rows.normed and add the experts' answer to rows.answer."""
         chosen, slots, weights = rows.chosen[self.layer], rows.views[self._slots], rows.views[self._weights]
         self.route(rows.hidden, rows.normed, rows.views[self._logits], chosen, weights)
         if self._shared is not None:
@@ -44,7 +44,7 @@ class MixtureOfExperts:
             if following is not None and part == 0:  # this layer's experts are kept or on their way now
                 self._look_ahead(rows, following, sure=True)
             ops.moe(slots, rows.normed, table, chosen, self._activation, self._exact, only)
-        ops.combine(rows.hidden, slots, weights)
+        ops.combine(rows.answer, slots, weights)
         if self._shared is not None:
             self._shared(rows)
         if following is not None:

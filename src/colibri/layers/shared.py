@@ -38,7 +38,7 @@ class SharedExpert:
             self._gate.weigh(rows, weights)
 
     def __call__(self, rows: Rows) -> None:
-        """Add its answer to rows.normed to rows.hidden."""
+        """Add its answer to rows.normed to rows.answer."""
         self._network(rows, None if self._gate is None else rows.views[self._gate.weight])
 
 

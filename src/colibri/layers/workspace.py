@@ -17,6 +17,7 @@ from colibri.spec import ModelSpec
 LOGIT_ROWS = 16  # rows of logits that are there at once; prompts ask for few, `infer` goes through its rows in parts
 KEPT_VIEWS = 64
 PAGE = 4096
+ANSWER = "answer"  # of a layer, where it does not go into the residual stream as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,29 @@ class Scratch:
 class Rows:
     """Views of every buffer for a step of n rows (tokens).
 
-    ids (n,) I32. hidden (n, hidden): the residual stream. normed (n, hidden). chosen: of each layer the experts,
-    (n, experts_per_token) I32, and as one array (layers, n, experts_per_token) with NO_EXPERT in layers without any.
-    views: the buffers that layers asked for, by the number that Workspace.place gave them.
+    ids (n,) I32. hidden (n, hidden): the residual stream. normed (n, hidden). answer (n, hidden): what layers add their
+    answers to; hidden itself, unless a buffer was asked for where they are scaled first. chosen: of each layer the
+    experts, (n, experts_per_token) I32, and as one array (layers, n, experts_per_token) with NO_EXPERT in layers
+    without any. views: the buffers that layers asked for, by the number that Workspace.place gave them.
     """
 
-    __slots__ = ("chosen", "chosen_array", "count", "hidden", "ids", "normed", "views")
+    __slots__ = ("answer", "chosen", "chosen_array", "count", "hidden", "ids", "normed", "views")
 
     def __init__(
-        self, ids: ops.Tensor, chosen: tuple[ops.Tensor, ...], chosen_array: NDArray[np.int32], views: list[ops.Tensor]
-    ) -> None:
+        self, ids: ops.Tensor, chosen: tuple[ops.Tensor, ...], chosen_array: NDArray[np.int32],
+        views: list[ops.Tensor], answer: int,
+    ) -> None:  # fmt: skip
         self.count = ids.shape[0]
         self.ids = ids
         self.chosen, self.chosen_array = chosen, chosen_array
         self.hidden, self.normed = views[:2]
+        self.answer = views[answer]
         self.views = views
+
+    def clear_answer(self) -> None:
+        """Zeros for layers to add to, where answers are not added to the residual stream itself."""
+        if self.answer is not self.hidden:
+            self.answer.numpy()[...] = 0
 
 
 def _sizes(spec: ModelSpec, buffers: Iterable[Buffer], capacity: int) -> tuple[dict[Buffer, int], dict[str, int]]:
@@ -92,6 +101,7 @@ class Workspace:
         self._memory = ops.Memory(sum(sizes.values()) + LOGIT_ROWS * spec.vocab_size * 4)
         offsets = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
         self._buffers = [self._tensor(buffer, offsets[buffer.name]) for buffer in self._places]
+        self._answer = next((place for buffer, place in self._places.items() if buffer.name == ANSWER), 0)
         self.logits = ops.tensor("F32", (LOGIT_ROWS, spec.vocab_size), self._memory, sum(sizes.values()))
         self.logits_array: NDArray[np.float32] = self.logits.numpy()
         self._ids = ops.tensor("I32", (capacity,))
@@ -128,4 +138,5 @@ class Workspace:
             tuple(self._chosen.rows(first, first + count) for first in first_rows),
             self._chosen_array[:, :count],
             [tensor.rows(0, count * buffer.rows) for tensor, buffer in zip(self._buffers, self._places, strict=True)],
+            self._answer,
         )

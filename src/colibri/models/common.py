@@ -144,7 +144,10 @@ def attention(checkpoint: Checkpoint, *, truncate: bool = True, **rules: Any) ->
     )
     if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
         raise UnsupportedError(f"{checkpoint.path}: values and keys of different lengths are not supported")
-    usual: dict[str, Any] = {"window": metadata.integer(key("attention.sliding_window"), 0)}
+    usual: dict[str, Any] = {
+        "window": metadata.integer(key("attention.sliding_window"), 0),
+        "scale": metadata.number(key("attention.scale"), 0.0) or None,
+    }
     if "rope" not in rules:
         usual["rope"] = rope(checkpoint, head_dim, truncate)
     kv_heads = metadata.integer(key("attention.head_count_kv"), heads)

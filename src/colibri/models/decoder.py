@@ -15,6 +15,7 @@ from colibri.layers import kinds
 from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.linear import DenseWeights
 from colibri.layers.moe import MixtureOfExperts
+from colibri.layers.residual import Residual, made_apart
 from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
 from colibri.spec import ModelSpec
@@ -38,6 +39,7 @@ class Block(NamedTuple):
 
     mixer: Mixer
     ffn: FeedForward
+    join: Residual | None  # after each of the two, where their answers are not added as they are
 
 
 class Decoder:
@@ -52,6 +54,7 @@ class Decoder:
         self.layers = len(spec.layers)
         self.tap: Tap | None = None  # is told of every step
         self._exact = exact
+        self._embedding_scale, self._logit_scale = np.float32(spec.embedding_scale), np.float32(spec.logit_scale)
         self._experts = experts
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         build = Build(weights, workspace, experts, _rope_tables(spec, weights, context), hidden, exact)
@@ -60,7 +63,11 @@ class Decoder:
             weights.matrix("position_embd.weight", spec.context_length, hidden) if spec.learned_positions else None
         )
         self._blocks = [
-            Block(kinds.mixer(layer, number, build), kinds.feed_forward(layer, number, build))
+            Block(
+                kinds.mixer(layer, number, build),
+                kinds.feed_forward(layer, number, build),
+                Residual(layer, build) if made_apart(spec) else None,
+            )
             for number, layer in enumerate(spec.layers)
         ]
         for block, following in itertools.pairwise(self._blocks):
@@ -83,10 +90,8 @@ class Decoder:
 
     def forward(self, rows: Rows, batch: ops.Batch, cache: KeyValueCache) -> None:
         """Take rows.ids through all layers; rows.hidden holds the result."""
-        ops.embed(rows.hidden, self._embedding, rows.ids)
-        if self._positions is not None:
-            ops.embed_positions(rows.normed, self._positions, batch)
-            ops.add(rows.hidden, rows.normed)
+        self._embed(rows, batch)
+        rows.clear_answer()
         tap = self.tap
         if tap is not None:
             tap.begin(rows)
@@ -95,10 +100,22 @@ class Decoder:
             block.mixer(rows, batch, cache.layers[layer])
             if tap is not None:
                 tap.mixed(layer, block.mixer, rows)
+            if block.join is not None:
+                block.join(rows)
             block.ffn(rows)
+            if block.join is not None:
+                block.join(rows)
             if tap is not None:
                 tap.fed_forward(layer, rows)
         self._experts.routing.record(rows.chosen_array)
+
+    def _embed(self, rows: Rows, batch: ops.Batch) -> None:
+        ops.embed(rows.hidden, self._embedding, rows.ids)
+        if self._embedding_scale != 1:
+            rows.hidden.numpy()[...] *= self._embedding_scale
+        if self._positions is not None:
+            ops.embed_positions(rows.normed, self._positions, batch)
+            ops.add(rows.hidden, rows.normed)
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""
@@ -107,7 +124,10 @@ class Decoder:
         self._norm(normed, rows.hidden.rows(first, last))
         count = last - first
         ops.matmul((self.workspace.logits.rows(0, count),), normed, self._output, self._exact)
-        return self.workspace.logits_array[:count]
+        logits = self.workspace.logits_array[:count]
+        if self._logit_scale != 1:
+            logits *= self._logit_scale
+        return logits
 
 
 def _rope_tables(spec: ModelSpec, weights: DenseWeights, context: int) -> RopeTables:

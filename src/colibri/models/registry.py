@@ -8,6 +8,7 @@ from colibri.models import (
     deepspeed_moe,
     glm4_moe,
     gpt_oss,
+    granite_moe,
     minimax_m2,
     mixtral,
     olmoe,
@@ -32,6 +33,7 @@ FAMILIES = Families(
         gpt_oss,
         glm4_moe,
         minimax_m2,
+        granite_moe,
         deepspeed_moe,
     )
 )
