@@ -115,9 +115,11 @@ def write_model(
     split_bytes: int | None = None,
     alignment: int = 32,
 ) -> list[Path]:
-    """Write the tiny model; returns its files."""
-    chosen = model_tensors() if specs is None else specs
+    """Write the tiny model; returns its files. Without specs a llama has no norms of queries and keys."""
     keys = model_metadata() if metadata is None else metadata
+    chosen = model_tensors() if specs is None else specs
+    if specs is None and keys.get("general.architecture") == "llama":
+        chosen = [spec for spec in chosen if "_q_norm" not in spec.name and "_k_norm" not in spec.name]
     with GGUFWriter(path, keys, chosen, split_bytes=split_bytes, alignment=alignment) as writer:
         for spec in chosen:
             writer.write(spec.name, [values_of(spec)])

@@ -157,7 +157,9 @@ def attention(checkpoint: Checkpoint, *, truncate: bool = True, **rules: Any) ->
 def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSpec:
     """The rotary positions: theta, how much of a head turns, and the scaling; truncate where the metadata is silent."""
     metadata, key = checkpoint.metadata, checkpoint.key("rope")
-    kind = metadata.text(f"{key}.scaling.type", "none")
+    factor = metadata.number(f"{key}.scaling.factor", metadata.number(f"{key}.scale_linear", 0.0)) or 1.0
+    alone = "none" if factor == 1 else "linear"  # what llama.cpp takes a factor without a type for
+    kind = metadata.text(f"{key}.scaling.type", alone)
     if kind not in SCALINGS:
         raise UnsupportedError(
             f"{metadata.source}: {key}.scaling.type is {kind!r}, supported are {', '.join(SCALINGS)}"
@@ -168,7 +170,7 @@ def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSp
         theta=metadata.number(f"{key}.freq_base", 10000.0),
         rotary=metadata.integer(f"{key}.dimension_count", head_dim),
         scaling=SCALINGS[kind],
-        factor=metadata.number(f"{key}.scaling.factor", 1.0),
+        factor=factor,
         original_context=metadata.integer(f"{key}.scaling.original_context_length", context),
         attention_factor=metadata.number(factor_key) if factor_key in metadata else None,
         beta_fast=metadata.number(f"{key}.scaling.yarn_beta_fast", 32.0),

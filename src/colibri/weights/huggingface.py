@@ -151,7 +151,7 @@ def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -
     The types "llama3" and "dynamic" and the keys low_freq_factor, high_freq_factor and yarn_truncate are not in GGUF's
     vocabulary (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
     """
-    field = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # which of both transformers takes
     given = config.get(field, {})
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise FormatError(f"{config.source}: {field} is {given!r:.80}, an object is expected")
@@ -162,7 +162,14 @@ def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -
     keys = {"rope.freq_base": theta, "rope.dimension_count": int(head_dim * part)}
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
     if kind == "default":
+        if part != 1 and usual == 1:  # transformers ignores it for such families
+            what = f"partial_rotary_factor is {part:g}; for {config['model_type']} rope over whole heads is run"
+            raise UnsupportedError(f"{config.source}: {what}")
         return keys
+    if kind in ("llama3", "yarn") and "original_max_position_embeddings" in config:  # it has priority
+        rope = Metadata(
+            config.source, {**rope, "original_max_position_embeddings": config["original_max_position_embeddings"]}
+        )
     if kind not in _SCALINGS:
         raise UnsupportedError(
             f"{config.source}: rope_type {kind!r} is not run; known: default, {', '.join(_SCALINGS)}"
@@ -225,9 +232,7 @@ def _in_layer(directory: Directory) -> re.Pattern[str]:
 def _tensors(config: Metadata, directory: Directory, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     tied = config.flag("tie_word_embeddings", False)
     tensors: dict[str, TensorInfo] = {}
-    for name, tensor in found.items():
-        if tied and name == "lm_head.weight":
-            continue
+    for name, tensor in found.items():  # an lm_head is used also where the config says it is the embedding
         for info in _translate(config, directory, name, supported(tensor)):
             if info.name in tensors:
                 raise FormatError(f"{tensor.file}: {name} and another tensor both stand for {info.name}")
@@ -287,6 +292,10 @@ def _check_layers(config: Metadata, directory: Directory, layers: int, tensors: 
         if routed == (layer in dense):
             expected = "a dense layer" if layer in dense else "a layer with experts (a router)"
             raise FormatError(f"{config.source}: makes layer {layer} {expected}, but the tensors are not those of one")
-        biased = config.flag("attention_bias", False) and f"blk.{layer}.attn_q.weight" in tensors
-        if biased and f"blk.{layer}.attn_q.bias" not in tensors:
-            raise FormatError(f"{config.source}: attention_bias is true, but layer {layer} has no q_proj.bias")
+        wanted = config.flag("attention_bias", None)
+        biased = f"blk.{layer}.attn_q.bias" in tensors
+        if wanted is not None and f"blk.{layer}.attn_q.weight" in tensors and biased != wanted:
+            found = "has a" if biased else "has no"
+            raise FormatError(
+                f"{config.source}: attention_bias is {str(wanted).lower()}, but layer {layer} {found} q_proj.bias"
+            )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_files import model_metadata, write_model
 
 from colibri.layers.rope import attention_factor, inverse_frequencies, rope_tables
 from colibri.models.registry import model_spec, open_checkpoint
@@ -52,3 +54,16 @@ def test_an_attention_factor_of_the_checkpoint_wins() -> None:
     rope = RopeSpec(theta=1e4, rotary=8, scaling="yarn", factor=4.0, original_context=32, attention_factor=1.5)
     assert attention_factor(rope) == 1.5
     assert rope_tables(rope, 4)[0].numpy()[0, 0] == 1.5
+
+
+@pytest.mark.parametrize(("keys", "scaling", "factor"), [
+    ({"scaling.factor": 4.0}, "linear", 4.0), ({"scale_linear": 2.0}, "linear", 2.0),
+    ({"scale_linear": 0.0}, "none", 1.0), ({"scaling.factor": 8.0, "scale_linear": 2.0}, "linear", 8.0),
+    ({"scaling.type": "none"}, "none", 1.0), ({}, "none", 1.0),
+])  # fmt: skip
+def test_a_factor_without_a_type(tmp_path: Path, keys: dict[str, Any], scaling: str, factor: float) -> None:
+    """As llama.cpp reads them."""
+    given = {f"olmoe.rope.{key}": value for key, value in keys.items()}
+    write_model(tmp_path / "m.gguf", model_metadata("olmoe") | given)
+    (rope,) = model_spec(open_checkpoint(tmp_path / "m.gguf")).ropes
+    assert (rope.scaling, rope.factor) == (scaling, factor)

@@ -139,9 +139,17 @@ def test_the_context_is_as_long_as_scaling_makes_it(tmp_path: Path, rope: dict[s
 
 
 def test_rope_parameters_hold_theta(tmp_path: Path) -> None:
-    rope = {"rope_type": "default", "rope_theta": 123.0, "partial_rotary_factor": 0.5}
-    keys = metadata(tmp_path, "olmoe", rope_parameters=rope)
-    assert (keys["rope.freq_base"], keys["rope.dimension_count"]) == (123.0, 8)
+    keys = metadata(tmp_path, "olmoe", rope_parameters={"rope_type": "default", "rope_theta": 123.0})
+    assert (keys["rope.freq_base"], keys["rope.dimension_count"]) == (123.0, 16)
+
+
+def test_contradictions_are_settled_as_transformers_does(tmp_path: Path) -> None:
+    """rope_scaling wins over rope_parameters, the original length beside them over the one in them."""
+    both = {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}
+    assert metadata(tmp_path / "a", "qwen3_moe", **both)["rope.scaling.type"] == "linear"
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    keys = metadata(tmp_path / "b", "qwen3_moe", rope_parameters=yarn, original_max_position_embeddings=64)
+    assert keys["rope.scaling.original_context_length"] == 64
 
 
 def test_yarn_mscale(tmp_path: Path) -> None:
@@ -181,6 +189,7 @@ def test_yarn_mscale(tmp_path: Path) -> None:
         ({"num_hidden_layers": 1 << 31}, FormatError, "num_hidden_layers"),
         ({"tie_word_embeddings": "no"}, FormatError, "tie_word_embeddings"),
         ({"attention_bias": True}, FormatError, "no q_proj.bias"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor is 0.5"),
     ],
 )  # fmt: skip
 def test_wrong_fields_are_named(tmp_path: Path, changes: dict[str, Any], kind: type, message: str) -> None:
@@ -209,11 +218,11 @@ def test_dense_layers_follow_the_config(tmp_path: Path) -> None:
 
 def test_tied_embeddings(tmp_path: Path) -> None:
     write_directory(tmp_path, "olmoe", tie_word_embeddings=True)
-    assert "output.weight" not in open_checkpoint(tmp_path).tensors
+    assert "output.weight" in open_checkpoint(tmp_path).tensors  # as transformers, which does not tie what differs
     tensors = directory_tensors("olmoe")
     del tensors["lm_head.weight"]
     write_safetensors(tmp_path / "model.safetensors", tensors)
-    open_checkpoint(tmp_path)
+    assert "output.weight" not in open_checkpoint(tmp_path).tensors
     (tmp_path / "config.json").write_text(json.dumps(directory_config("olmoe")))
     with pytest.raises(FormatError, match=r"lm_head\.weight"):
         open_checkpoint(tmp_path)
@@ -250,3 +259,17 @@ def test_config_that_is_no_json_object(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(FormatError, match=r"config\.json"):
         open_checkpoint(tmp_path)
+
+
+def test_biases_that_the_config_denies(tmp_path: Path) -> None:
+    tensors = directory_tensors("qwen3_moe")
+    bias = next(name for name in tensors if name.endswith("layers.0.self_attn.q_proj.weight")).replace("weight", "bias")
+    write_directory(tmp_path, "qwen3_moe", attention_bias=False)
+    write_safetensors(tmp_path / "model.safetensors", tensors | {bias: ("F32", (64,), np.zeros(64, "<f4").tobytes())})
+    with pytest.raises(FormatError, match=r"attention_bias is false, but layer 0 has a q_proj\.bias"):
+        open_checkpoint(tmp_path)
+
+
+def test_clipping_to_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="clip_qkv is 0"):
+        open_checkpoint(write_directory(tmp_path, "olmoe", clip_qkv=0))
