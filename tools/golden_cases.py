@@ -41,6 +41,10 @@ GLM = SMALL | {"intermediate_size": 24, "moe_intermediate_size": 12, "n_routed_e
 GRANITE = SMALL | {"intermediate_size": 12, "num_local_experts": 6, "num_experts_per_tok": 2,
                    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
                    "logits_scaling": 5.0}  # fmt: skip
+# Three layers with states, then one of attention; two heads of values share one of keys.
+HYBRID = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                  "linear_key_head_dim": 16, "linear_value_head_dim": 16, "moe_intermediate_size": 8,
+                  "shared_expert_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 3}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, Case] = {
@@ -111,6 +115,23 @@ FAMILIES: dict[str, Case] = {
         GLM | {"attention_bias": True, "head_dim": 24, "num_key_value_heads": 1, "first_k_dense_replace": 2,
                "num_hidden_layers": 3, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
         router=1.5,
+    ),
+    "qwen3_next-f32": Case("qwen3_next", config=HYBRID | {"intermediate_size": 24}),
+    "qwen3_next-dense-bf16": Case(
+        "qwen3_next", "BF16",
+        HYBRID | {"num_hidden_layers": 3, "full_attention_interval": 2,
+                  "mlp_only_layers": [1], "intermediate_size": 20, "norm_topk_prob": False, "attention_bias": True,
+                  "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 12,
+                  "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3, "num_key_value_heads": 1},
+        tokens=20,
+    ),
+    "qwen3_5_moe-f32": Case("qwen3_5_moe_text", config=HYBRID),
+    "qwen3_5_moe-bf16": Case(
+        "qwen3_5_moe_text", "BF16",
+        HYBRID | {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 24,
+                  "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+                  "linear_value_head_dim": 24, "num_hidden_layers": 4, "full_attention_interval": 2,
+                  "tie_word_embeddings": True},
     ),
     "minimax_m2-rotary-f32": Case(
         "minimax_m2", config=SMALL | {"intermediate_size": 12, "num_local_experts": 12, "num_experts_per_tok": 3,

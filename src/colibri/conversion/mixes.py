@@ -61,7 +61,10 @@ MIXES: Final[Mapping[str, Mix]] = {
     "f32": Mix("F32", 0),
 }
 # Never quantised: they are small, and an error in them is an error in every token.
-_KEPT = re.compile(r".*(_norm|position_embd|ffn_gate_inp(_shexp)?|rope_freqs|exp_probs_b|attn_sinks)\.weight|.*\.bias")
+_KEPT = re.compile(
+    r".*(_norm|position_embd|ffn_gate_inp(_shexp)?|ssm_(conv1d|ba|beta|alpha)|rope_freqs|exp_probs_b|attn_sinks)"
+    r"\.weight|.*\.bias"
+)
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 

@@ -26,7 +26,10 @@ _SINGLE_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.(weight|b
 # Written anew, or about the files that are read.
 _DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|split\..*|colibri\..*")
 # In a layer the tensors of attention come first, as they are read first.
-_ORDER = ("token_embd", "output_norm", "output", "attn_norm", "attn", "ffn_norm", "ffn_gate_inp", "exp_probs_b", "")
+_ORDER = (
+    "token_embd", "output_norm", "output", "attn_norm", "attn", "ssm", "post_attention_norm", "ffn_norm",
+    "ffn_gate_inp", "exp_probs_b", "",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from colibri.models import (
     olmoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_next,
 )
 from colibri.ops import BLOCK_TYPES
 from colibri.spec import ModelSpec
@@ -29,6 +30,7 @@ FAMILIES = Families(
         mixtral,
         qwen2_moe,
         qwen3_moe,
+        qwen3_next,
         olmoe,
         gpt_oss,
         glm4_moe,

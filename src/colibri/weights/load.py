@@ -67,6 +67,9 @@ TRANSFORMS: Final[dict[str, Callable[[npt.NDArray[np.float32]], npt.NDArray[np.f
 def joined(info: TensorInfo, first: int, count: int, read: Callable[[TensorInfo, int, int], Bytes]) -> Bytes:
     """(count, row_bytes): rows of a tensor in its own type. read(info, first, count) gives stored rows of a tensor."""
     rows = read_rows(info.order, first, count, partial(read, info))
+    if info.columns is not None:
+        values = rows.reshape(count, -1, info.value_bytes)
+        return values[:, info.columns.sources(0, info.shape[-1])].reshape(count, -1)
     if info.encoding is None or info.scales is None:
         return rows
     return info.encoding.join(rows, read_rows(info.order, first, count, partial(read, info.scales)))

@@ -27,6 +27,7 @@ class TensorInfo:
     offset is absolute in `file`. `nbytes` counts the data only, without gaps between experts.
     order: which stored rows these are, where the file holds them in another order or has others between them; shape and
     nbytes are those of the tensor, not of what is stored.
+    columns: the same of the values of each row, of types whose values stand alone.
     scales: of a tensor in another encoding the bytes that stand beside it, a row for each of its rows; type, shape and
     nbytes are then those that it is read as.
     transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
@@ -47,6 +48,7 @@ class TensorInfo:
     transform: str | None = None
     encoding: Encoding | None = None
     scales: TensorInfo | None = None
+    columns: RowOrder | None = None
 
     @property
     def row_bytes(self) -> int:
