@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from .conftest import Server
+from .conftest import Server, serving
 
 QUESTION: list[Any] = [{"role": "user", "content": "Tell me of the beginning."}]
 WEATHER: Any = {
@@ -216,7 +216,9 @@ def schema_format(schema: Any) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         (schema_format({"type": "nope"}), "response_format"),
         (schema_format({"$ref": "#/x"}), "response_format"),
-        ({"frobnicate": 1}, "frobnicate"),
+        ({"functions": [{"name": "a"}]}, "functions"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"stop": [str(number) for number in range(17)]}, "stop"),
     ],
 )
 def test_a_clients_fault_is_named(client: openai.OpenAI, model: str, change: dict[str, Any], param: str | None) -> None:
@@ -238,3 +240,74 @@ def test_fields_that_clients_send_by_themselves(client: openai.OpenAI, model: st
     )  # fmt: skip
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 4
+
+
+def test_what_is_not_understood_is_named(client: openai.OpenAI, model: str) -> None:
+    def refusal(**change: Any) -> str:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**{"model": model, "messages": QUESTION, "max_tokens": 4, **change})
+        return str(caught.value.body["message"])  # type: ignore[index]
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    said = refusal(messages=[{"role": "user", "content": [{"type": "text", "text": "what"}, image]}])
+    assert said == "messages[0].content: part 1 is an image, but this model takes text only"
+    assert "type 'input_text'" in refusal(messages=[{"role": "user", "content": [{"type": "input_text", "text": "x"}]}])
+    assert refusal(stop=[str(number) for number in range(17)]) == "stop: found 17 strings, expected at most 16"
+
+
+FIELDS_OF_OPENAI: dict[str, Any] = {
+    "reasoning_effort": "low", "service_tier": "flex", "prompt_cache_retention": "24h", "prompt_cache_key": "a",
+    "prediction": {"type": "content", "content": "x"}, "user": "me", "metadata": {"a": "b"}, "store": False,
+}  # fmt: skip
+FIELDS_OF_OTHERS: dict[str, Any] = {
+    "max_tokens": -1, "repeat_penalty": 1.1, "cache_prompt": True, "keep_alive": "5m", "enable_thinking": False,
+    "add_generation_prompt": True, "response_format": {"type": "json_object", "schema": {"type": "object"}},
+    "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"}, "functions": [], "use_beam_search": False,
+    "top_logprobs": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [*FIELDS_OF_OPENAI.items(), *FIELDS_OF_OTHERS.items()])
+def test_fields_of_todays_clients(server: Server, name: str, value: Any) -> None:
+    body = {"messages": QUESTION, "max_tokens": 3, "stop": ["e"], name: value}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert "x-colibri-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_fields_are_ignored_and_the_answer_says_so(server: Server, stream: bool) -> None:
+    message = {**QUESTION[0], "opts": {"visible": False}, "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [message], "max_tokens": 3, "verbosity": "low", "a\nb": 1, "stream": stream}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200
+    assert answer.headers["x-colibri-ignored"].split(", ") == ["messages[].opts", "verbosity", "a?b"]
+
+
+def test_history_that_other_servers_gave_out(server: Server) -> None:
+    call = {"id": "a", "type": None, "function": {"name": "f", "arguments": "{}"}}
+    said: list[dict[str, Any]] = [
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": "a", "reasoning": "b", "reasoning_details": [{"type": "reasoning.text"}]},
+        {"content": "a", "provider_specific_fields": None, "annotations": []},
+        {"content": None, "refusal": "no"},
+        {"content": None, "tool_calls": [call]},
+        {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}], "id": 1},
+    ]
+    for message in said:
+        body = {"messages": [*QUESTION, {"role": "assistant", **message}, *QUESTION], "max_tokens": 3}
+        answer = server.post("/v1/chat/completions", body)
+        assert (answer.status_code, answer.headers.get("x-colibri-ignored")) == (200, None), answer.text
+
+
+def test_strict_refuses_what_is_ignored_otherwise() -> None:
+    with serving("--strict") as server:
+        answer = server.post("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 3, "verbosity": "low"})
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": "Unknown field: verbosity", "type": "invalid_request_error", "param": "verbosity",
+            "code": "unknown_field",
+        }  # fmt: skip
+        body = {"messages": QUESTION, "max_tokens": 3, **FIELDS_OF_OPENAI}
+        assert server.post("/v1/chat/completions", body).status_code == 200

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
               help="Seconds that a client may take to send a request, or to take what is sent.")  # fmt: skip
 @click.option("--hang", type=click.FloatRange(5), default=60.0, show_default=True,
               help="Seconds in which the engine may get nowhere before it is killed and started again.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Refuse requests with unknown fields, which are ignored otherwise.")
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
     options: LoadOptions, host: str, port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...],
     sequences: int, chunk: int, queue: int, body_limit: int, drain: float, keep_alive: float, client_timeout: float,
-    hang: float, name: str | None,
+    hang: float, strict: bool, name: str | None,
 ) -> int:  # fmt: skip
     """Serve an OpenAI-compatible API and a page to look at."""
     run, settings_type = _server()
@@ -54,7 +55,7 @@ def command(
         load=replace(options, sequences=sequences, chunk=chunk, share_prefixes=True),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
         body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, client_timeout_s=client_timeout,
-        hang_s=hang, model_name=name,
+        hang_s=hang, strict=strict, model_name=name,
     )  # fmt: skip
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(settings, _announce)

@@ -12,24 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from colibri import __version__
 from colibri.errors import ArgumentError
-from colibri.server import chat, completions, other_routes, problems
+from colibri.server import api_routes, problems
 from colibri.server.connections import MAX_HEADER_BYTES, protocol_with
 from colibri.server.protocol import Ready
-from colibri.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ErrorReply,
-    InferRequest,
-    TokenizeRequest,
-)
+from colibri.server.schema import ErrorReply
 from colibri.server.security import Gate
 from colibri.server.service import Service
 from colibri.server.settings import ServerSettings
@@ -55,7 +48,7 @@ def make_app(service: Service) -> FastAPI:
         middleware=[Middleware(Gate, settings=service.settings, metrics=service.metrics)],
     )  # fmt: skip
     problems.install(app)
-    _api(app, service)
+    api_routes.install(app, service)
     _observation(app, service)
     _page(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
@@ -71,45 +64,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].pop("422", None)
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def _api(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_class=Response)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await chat.chat(service, body, request)
-
-    @app.post("/v1/completions", response_class=Response)
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        return await completions.complete(service, body, request)
-
-    @app.post("/infer", response_class=Response)
-    async def infer(body: InferRequest, request: Request) -> Response:
-        return await other_routes.infer(service, body, request)
-
-    @app.post("/tokenize", response_class=Response)
-    async def tokenize(body: TokenizeRequest) -> Response:
-        return await other_routes.tokenize(service, body)
-
-    @app.post("/detokenize", response_class=Response)
-    async def detokenize(body: DetokenizeRequest) -> Response:
-        return await other_routes.detokenize(service, body)
-
-    def card() -> dict[str, Any]:
-        ready = service.supervisor.ready
-        context = ready.context if ready is not None else None
-        return {
-            "id": service.name, "object": "model", "created": service.created, "owned_by": "colibri",
-            "max_model_len": context,
-        }  # fmt: skip
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return card()
 
 
 def _observation(app: FastAPI, service: Service) -> None:

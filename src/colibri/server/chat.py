@@ -17,10 +17,13 @@ from colibri.server.problems import bad_request, json_response
 from colibri.server.protocol import Output, Submit
 from colibri.server.replies import Usage, chat_logprobs, new_id
 from colibri.server.sampling import room_left, sampling_params
-from colibri.server.schema import ChatRequest, Message, NamedTool
+from colibri.server.schema import ChatRequest, Message, NamedTool, TextPart
 from colibri.server.service import Outputs, Service
 from colibri.server.streaming import EventStream, stream, unless_left
 from colibri.text.formats import Delta, Reading, reading_of
+
+# Templates know three efforts.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def _plan(service: Service, body: ChatRequest) -> _Plan:
     tokenizer = service.text
     offered = [] if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or []]
     grammar = _grammar(body, offered)
-    prompt = tokenizer.chat_prompt(messages_of(body.messages), offered, variables=body.chat_template_kwargs)
+    prompt = tokenizer.chat_prompt(messages_of(body.messages), offered, variables=_variables(body))
     reading = reading_of(prompt, offered, forced=grammar is not None)
     text = prompt.text + reading.suffix
     service.check_length(text)
@@ -82,15 +85,42 @@ def _plan(service: Service, body: ChatRequest) -> _Plan:
     return _Plan(tuple(ids), grammar, reading, keep_special)
 
 
+def _variables(body: ChatRequest) -> dict[str, Any]:
+    """What the template is told: how much to think, under the names that templates have for it."""
+    found: dict[str, Any] = {}
+    effort = body.reasoning_effort
+    if effort is not None:
+        found["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    thinks = effort not in ("none", "minimal") if body.enable_thinking is None else body.enable_thinking
+    if effort is not None or body.enable_thinking is not None:
+        found |= {"enable_thinking": thinks, "thinking": thinks}
+    return {**found, **(body.chat_template_kwargs or {})}
+
+
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Plain messages as templates take them."""
-    result = []
-    for message in messages:
-        plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"})
-        if message.role == "developer":
-            plain["role"] = "system"
-        result.append(plain)
-    return result
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(
+        exclude_none=True, exclude={"content", "refusal", "audio", "function_call", "reasoning", "tool_calls"}
+    )
+    if message.role == "developer":
+        plain["role"] = "system"
+    if message.reasoning is not None and message.reasoning_content is None:
+        plain["reasoning_content"] = message.reasoning
+    calls = [call.model_dump(exclude_none=True, exclude={"index"}) for call in message.tool_calls or []]
+    if message.function_call is not None:
+        calls.append({"function": message.function_call.model_dump(exclude_none=True)})
+    if calls:
+        plain["tool_calls"] = [{"type": "function", **call} for call in calls]
+    if isinstance(message.content, list):
+        texts = [part.text if isinstance(part, TextPart) else part.refusal for part in message.content]
+        plain["content"] = [{"type": "text", "text": text} for text in texts]
+    elif message.content is not None or message.refusal is not None:
+        plain["content"] = message.content or message.refusal or ""
+    return plain
 
 
 def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None:
@@ -107,9 +137,10 @@ def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+    schema = wanted.schema_ if wanted.json_schema is None else wanted.json_schema.schema_
+    if schema is None:
         return json_grammar({"type": "object"})
-    return _checked("response_format", json_grammar(wanted.json_schema.schema_))
+    return _checked("response_format", json_grammar(schema))
 
 
 def _checked(name: str, grammar: str) -> str:

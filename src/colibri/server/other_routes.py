@@ -71,7 +71,7 @@ def _position(service: Service, found: PromptLogits) -> dict[str, Any]:
     }
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> Response:
+async def tokenize(service: Service, body: TokenizeRequest, _: Request) -> Response:
     """Ids of a text or of a rendered chat."""
     service.check_model(body.model)
     tokenizer = service.text
@@ -87,7 +87,7 @@ async def tokenize(service: Service, body: TokenizeRequest) -> Response:
     return json_response(result)
 
 
-async def detokenize(service: Service, body: DetokenizeRequest) -> Response:
+async def detokenize(service: Service, body: DetokenizeRequest, _: Request) -> Response:
     """Text of ids."""
     service.check_model(body.model)
     service.check_ids(body.ids, "ids")

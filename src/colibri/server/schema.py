@@ -1,4 +1,4 @@
-"""Requests, checked: an unknown or malformed field is an error that names it.
+"""Requests, checked: a malformed field is an error that names it. Of unknown ones `fields.py` says what becomes.
 
 Fields of the OpenAI API that ask for nothing this service does differently (user, metadata, store and the like) are
 accepted where clients send them by themselves.
@@ -25,9 +25,16 @@ Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class Strict(BaseModel):
-    """No unknown fields, no numbers from texts, no NaN."""
+    """No numbers from texts, no NaN; unknown fields are put aside."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+_MAX_TOKENS = ("max_tokens", "max_completion_tokens")
+
+
+def _is_minus_one(value: Any) -> bool:
+    return type(value) is int and value == -1
 
 
 class StreamOptions(Strict):
@@ -58,6 +65,23 @@ class Sampling(Strict):
     grammar: Annotated[str, Field(min_length=1, max_length=1 << 18)] | None = None
     user: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_others(cls, data: Any) -> Any:
+        """llama.cpp's name of a penalty, and its -1 for as many tokens as there is room for."""
+        if isinstance(data, dict):
+            data = {key: value for key, value in data.items() if not (key in _MAX_TOKENS and _is_minus_one(value))}
+            if "repeat_penalty" in data and "repetition_penalty" not in data:
+                data["repetition_penalty"] = data.pop("repeat_penalty")
+        return data
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError(f"found {len(value)} strings, expected at most {MAX_STOPS}")
+        return value or None
+
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
@@ -81,8 +105,11 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
+    """schema: that of a json_object, as llama.cpp and others have it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _schema_given(self) -> ResponseFormat:
@@ -115,6 +142,13 @@ class TextPart(Strict):
     text: str
 
 
+class RefusalPart(Strict):
+    """What an answer of earlier turns may hold."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
 class FunctionCall(Strict):
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -122,22 +156,40 @@ class FunctionCall(Strict):
 
 class ToolCall(Strict):
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
     index: int | None = None
 
 
+_KINDS_OF_PARTS = {"image": "an image", "audio": "audio", "video": "a video", "file": "a file"}
+
+
 class Message(Strict):
+    """reasoning: as vLLM and OpenRouter call what others call reasoning_content."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
     audio: None = None
-    function_call: None = None
+    function_call: FunctionCall | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _parts(cls, value: Any) -> Any:
+        for index, part in enumerate(value if isinstance(value, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(part, dict) or kind in ("text", "refusal"):
+                continue
+            named = next((words for name, words in _KINDS_OF_PARTS.items() if name in str(kind)), None)
+            if named is not None:
+                raise ValueError(f"part {index} is {named}, but this model takes text only")
+            raise ValueError(f"part {index} has the type {str(kind)[:80]!r}, expected 'text'")
+        return value
 
 
 class FunctionDefinition(Strict):
@@ -170,20 +222,36 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ways_to_think(cls, data: Any) -> Any:
+        """OpenRouter's `reasoning` and GLM's `thinking` say what reasoning_effort and enable_thinking do."""
+        if not isinstance(data, dict):
+            return data
+        reasoning, thinking = data.get("reasoning"), data.get("thinking")
+        if isinstance(reasoning, dict):
+            effort = "none" if reasoning.get("enabled") is False else reasoning.get("effort")
+            data = {**data, "reasoning": None, "reasoning_effort": data.get("reasoning_effort") or effort}
+        if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
+            data = {**data, "thinking": None, "enable_thinking": thinking["type"] == "enabled"}
+        return data
 
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.tool_choice == "any":  # as Mistral's API has it
+            self.tool_choice = "required"
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")

@@ -13,6 +13,7 @@ from colibri.engine.model import model_path
 from colibri.errors import ColibriError
 from colibri.machine import resident_bytes
 from colibri.models.registry import open_checkpoint
+from colibri.server.fields import Fields
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
@@ -43,6 +44,7 @@ class Service:
         self.settings = settings
         self.supervisor = Supervisor(settings.load, settings.hang_s)
         self.metrics = Metrics()
+        self.fields = Fields(settings.strict)
         self.live = Live(self.supervisor)
         self.draining = asyncio.Event()
         self.created = int(time.time())

@@ -19,7 +19,7 @@ class ServerSettings:
     flight may go on after SIGTERM. keep_alive_s: silence after which a stream gets a comment. open_to_all: listen
     beyond this machine without an API key. hang_s: how long the engine may get nowhere before it is killed and started
     again. client_timeout_s: how long a client may take to send a request, or to take what is sent. allowed_hosts: names
-    under which browsers may reach the service.
+    under which browsers may reach the service. strict: unknown fields of requests are errors.
     """
 
     load: LoadOptions = field(default_factory=LoadOptions)
@@ -35,6 +35,7 @@ class ServerSettings:
     hang_s: float = 60.0
     client_timeout_s: float = 60.0
     model_name: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         check_integer("port", self.port, 0, 65535)

@@ -1,0 +1,68 @@
+"""The routes of OpenAI's API, and Colibri's own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from colibri.server import chat, completions, other_routes
+from colibri.server.fields import header
+from colibri.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, InferRequest, TokenizeRequest
+from colibri.server.service import Service
+
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Service, B, Request], Awaitable[Response]]
+
+
+async def answered(service: Service, body: B, request: Request, handler: Handler[B]) -> Response:
+    """The answer to a request, which says what fields of it were ignored."""
+    ignored = service.fields.sift(body)
+    response = await handler(service, body, request)
+    response.headers.update(header(ignored))
+    return response
+
+
+def install(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await answered(service, body, request, chat.chat)
+
+    @app.post("/v1/completions", response_class=Response)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await answered(service, body, request, completions.complete)
+
+    @app.post("/infer", response_class=Response)
+    async def infer(body: InferRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.infer)
+
+    @app.post("/tokenize", response_class=Response)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.tokenize)
+
+    @app.post("/detokenize", response_class=Response)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.detokenize)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return card(service)
+
+
+def card(service: Service) -> dict[str, Any]:
+    """The model as /v1/models shows it."""
+    ready = service.supervisor.ready
+    return {
+        "id": service.name, "object": "model", "created": service.created, "owned_by": "colibri",
+        "max_model_len": ready.context if ready is not None else None,
+    }  # fmt: skip
