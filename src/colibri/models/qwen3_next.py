@@ -36,7 +36,6 @@ from colibri.weights.tensor_info import TensorInfo
 
 FFN_NORM: Final = "post_attention_norm"
 INTERVAL: Final = 4
-ROTARY_PART: Final = 0.25
 SECTIONS: Final = [11, 11, 10, 0]  # of rope in pictures, which llama.cpp asks for; in text all positions are alike
 
 
@@ -80,7 +79,7 @@ def _sizes(config: Metadata) -> DeltaNetSpec:
 
 
 def _more_keys(config: Metadata) -> Mapping[str, Any]:
-    """Keys that no single field gives: width of all values, which layers are recurrent, how much of a head turns."""
+    """Keys that no single field gives: width of all values, which layers are recurrent."""
     layers, interval = config.integer("num_hidden_layers", low=1), config.integer("full_attention_interval", INTERVAL)
     kinds = config.strings("layer_types", ())
     if not set(kinds) <= {"linear_attention", "full_attention"}:
@@ -90,10 +89,7 @@ def _more_keys(config: Metadata) -> Mapping[str, Any]:
     regular = recurrent == [(n + 1) % first != 0 for n in range(layers)]
     sizes = _sizes(config)
     keys: dict[str, Any] = {"ssm.inner_size": sizes.value_width}
-    keys |= {"full_attention_interval": first} if regular else {"attention.recurrent_layers": recurrent}
-    if "partial_rotary_factor" not in config and "partial_rotary_factor" not in config.get("rope_parameters", {}):
-        keys["rope.dimension_count"] = int(config.integer("head_dim") * ROTARY_PART)
-    return keys
+    return keys | ({"full_attention_interval": first} if regular else {"attention.recurrent_layers": recurrent})
 
 
 View = Callable[[Metadata, TensorInfo], Iterable[TensorInfo]]
@@ -199,7 +195,7 @@ def _directory(**rules: Any) -> Directory:
     )
     return Directory(
         keys=keys, more_keys=_more_keys, layer=ATTENTION | modules | own.pop("layer"), experts=NAMED_EXPERTS, theta=1e4,
-        expects={"hidden_act": ("silu",), "attn_output_gate": (True,)},
+        rotary_part=0.25, expects={"hidden_act": ("silu",), "attn_output_gate": (True,)},
         transforms={f"{name}.weight": "plus_one" for name in NORMS}, **own,
     )  # fmt: skip
 
