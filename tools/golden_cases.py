@@ -45,6 +45,9 @@ GRANITE = SMALL | {"intermediate_size": 12, "num_local_experts": 6, "num_experts
 HYBRID = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                   "linear_key_head_dim": 16, "linear_value_head_dim": 16, "moe_intermediate_size": 8,
                   "shared_expert_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 3}  # fmt: skip
+LFM = SMALL | {"num_hidden_layers": 4, "intermediate_size": 24, "moe_intermediate_size": 12, "num_experts": 6,
+               "num_experts_per_tok": 2, "num_dense_layers": 1, "tie_word_embeddings": True,
+               "layer_types": ["conv", "full_attention", "conv", "conv"]}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, Case] = {
@@ -143,5 +146,14 @@ FAMILIES: dict[str, Case] = {
     "granitemoeshared-scaled-bf16": Case(
         "granitemoeshared", "BF16",
         GRANITE | {"shared_intermediate_size": 20, "hidden_size": 48, "num_attention_heads": 2},
+    ),
+    "lfm2_moe-f32": Case("lfm2_moe", config=LFM | {"routed_scaling_factor": 1.4}, router=1.5),
+    # More taps, biases, one head of keys, a head of 24, layers that begin with attention.
+    "lfm2_moe-bias-bf16": Case(
+        "lfm2_moe", "BF16",
+        LFM | {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "conv_L_cache": 5,
+               "conv_bias": True, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
+               "layer_types": ["full_attention", "conv", "conv", "full_attention"]},
+        router=1.5,
     ),
 }  # fmt: skip

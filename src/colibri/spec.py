@@ -211,6 +211,26 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """A gated short convolution (LFM2): c times the convolution of b times x, all three linear in the input."""
+
+    channels: int
+    taps: int
+
+    def __post_init__(self) -> None:
+        check_integer("convolution's channels", self.channels, 1, MAX_WIDTH)
+        check_integer("convolution's taps", self.taps, 2, MAX_TAPS)
+
+    def __str__(self) -> str:
+        return f"a convolution over {self.taps} tokens (gated)"
+
+    @property
+    def keeps(self) -> State:
+        """What stays of the tokens so far: the inputs of the latest."""
+        return State(tensors=(("convolution", (self.taps - 1, self.channels)),))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DenseSpec:
     """A network that every row goes through, or an expert: up and down, most with a gate.
 
@@ -298,7 +318,7 @@ class MoeSpec:
     shared: SharedSpec | None = None
 
 
-Mixer = AttentionSpec | DeltaNetSpec
+Mixer = AttentionSpec | DeltaNetSpec | ShortConvSpec
 FeedForward = MoeSpec | DenseSpec
 
 
@@ -325,7 +345,7 @@ class ModelSpec:
     """A decoder.
 
     learned_positions: a vector for each position is added to the embedding. embedding_scale and logit_scale: what
-    embeddings and logits are multiplied by.
+    embeddings and logits are multiplied by. final_norm: what GGUF files call the last norm.
     """
 
     architecture: str
@@ -338,6 +358,7 @@ class ModelSpec:
     learned_positions: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    final_norm: str = "output_norm"
     routing: RoutingSpec = field(init=False)  # of all its mixtures
 
     def __post_init__(self) -> None:

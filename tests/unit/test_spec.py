@@ -21,10 +21,12 @@ from colibri.spec import (
     RopeSpec,
     RoutingSpec,
     SharedSpec,
+    ShortConvSpec,
 )
 
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=16, rope=RopeSpec(theta=1e4, rotary=16))
 DELTA = DeltaNetSpec(heads=4, key_heads=2, key_size=16, value_size=16)
+CONVOLUTION = ShortConvSpec(channels=64, taps=3)
 ROUTING = RoutingSpec(experts=4, experts_per_token=2, renormalize=False)
 DENSE = DenseSpec(width=24)
 MOE = MoeSpec(routing=ROUTING, expert=DENSE)
@@ -44,6 +46,7 @@ MODEL = ModelSpec(
     (MODEL, "embedding_scale", 0.0), (MODEL, "logit_scale", float("inf")),
     (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
     (DELTA, "heads", 3), (DELTA, "key_size", 0), (DELTA, "value_size", 5000), (DELTA, "taps", 1), (DELTA, "taps", 9),
+    (CONVOLUTION, "channels", 0), (CONVOLUTION, "taps", 1), (CONVOLUTION, "taps", 9),
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
     (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),
     (DENSE, "activation", "relu"), (DENSE, "width", 0),

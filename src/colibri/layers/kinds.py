@@ -10,10 +10,11 @@ from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.delta_net import DeltaNet
 from colibri.layers.dense import DenseFeedForward
 from colibri.layers.moe import MixtureOfExperts
+from colibri.layers.short_conv import ShortConv
 from colibri.layers.workspace import Scratch
-from colibri.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec
+from colibri.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec, ShortConvSpec
 
-MIXERS: dict[type, Any] = {AttentionSpec: Attention, DeltaNetSpec: DeltaNet}
+MIXERS: dict[type, Any] = {AttentionSpec: Attention, DeltaNetSpec: DeltaNet, ShortConvSpec: ShortConv}
 FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}
 
 

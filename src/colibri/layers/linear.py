@@ -96,7 +96,7 @@ class DenseWeights:
 def _is_expert(name: str) -> bool:
     """blk.0.ffn_gate_exps.weight, or blk.0.ffn_gate.3.weight of early files."""
     words = name.split(".")
-    return any(word.endswith("_exps") for word in words) or len(words) == 5
+    return any(word.endswith("_exps") for word in words) or (len(words) == 5 and words[3].isdecimal())
 
 
 def _space(info: TensorInfo) -> int:

@@ -101,8 +101,18 @@ def model(
             for number in range(checkpoint.layers)
         ),
         norm=norm,
+        final_norm=checkpoint.family.final_norm,
         **rules,
     )
+
+
+def kv_heads(checkpoint: Checkpoint) -> list[int]:
+    """Heads of keys and values of each layer, where the metadata lists them; 0 in layers that have none."""
+    key = checkpoint.key("attention.head_count_kv")
+    listed: list[int] = checkpoint.metadata.integers(key).tolist()
+    if len(listed) != checkpoint.layers or min(listed) < 0:
+        raise checkpoint.metadata.error(key, str(listed), f"one number for each of {checkpoint.layers} layers")
+    return listed
 
 
 def windows(checkpoint: Checkpoint, usual: Callable[[int], bool]) -> list[bool]:
@@ -150,8 +160,9 @@ def attention(checkpoint: Checkpoint, *, truncate: bool = True, **rules: Any) ->
     }
     if "rope" not in rules:
         usual["rope"] = rope(checkpoint, head_dim, truncate)
-    kv_heads = metadata.integer(key("attention.head_count_kv"), heads)
-    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, **(usual | rules))
+    if "kv_heads" not in rules:
+        usual["kv_heads"] = metadata.integer(key("attention.head_count_kv"), heads)
+    return AttentionSpec(heads=heads, head_dim=head_dim, **(usual | rules))
 
 
 def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSpec:

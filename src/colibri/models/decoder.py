@@ -73,7 +73,7 @@ class Decoder:
         for block, following in itertools.pairwise(self._blocks):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 block.ffn.following = following.ffn
-        self._norm = build.norm("output_norm", spec.norm)
+        self._norm = build.norm(spec.final_norm, spec.norm)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)
         weights.check_all_given()

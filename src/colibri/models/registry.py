@@ -9,6 +9,7 @@ from colibri.models import (
     glm4_moe,
     gpt_oss,
     granite_moe,
+    lfm2_moe,
     minimax_m2,
     mixtral,
     olmoe,
@@ -36,6 +37,7 @@ FAMILIES = Families(
         glm4_moe,
         minimax_m2,
         granite_moe,
+        lfm2_moe,
         deepspeed_moe,
     )
 )

@@ -284,7 +284,7 @@ def check(checkpoint: Checkpoint) -> None:
     hidden = metadata.integer(key("embedding_length"), low=1)
     vocabulary = metadata.integer(key("vocab_size"), None, low=1)
     checkpoint.require("token_embd.weight", (_ANY if vocabulary is None else vocabulary, hidden))
-    checkpoint.require("output_norm.weight", (hidden,))
+    checkpoint.require(f"{checkpoint.family.final_norm}.weight", (hidden,))
     routed = [layer for layer in range(checkpoint.layers) if checkpoint.is_moe(layer)]
     for layer in range(checkpoint.layers):
         checkpoint.require(f"blk.{layer}.attn_norm.weight", (hidden,))

@@ -83,6 +83,7 @@ class Directory:
     expects: fields that must have one of these values where they are given, because nothing else is implemented.
     dense_layers: config -> the layers without experts. text: the field of config.json that describes the language
     model, where it describes others beside it. architecture: of its GGUF files, where it is not the family's first.
+    tied: whether the embedding is the output matrix where config.json does not say.
     """
 
 
@@ -104,6 +105,7 @@ class Directory:
     skipped: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
     architecture: str = ""
+    tied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,8 @@ class Family:
     store in another order than the engine.
     pre_tokenizers: those that its released checkpoints name, to tell a mislabelled file; other_pre_tokenizers:
     checkpoints with any other are as good. skipped: patterns of GGUF names -> what the tensors are that are not used.
-    never_tied: llama.cpp asks for an output matrix even where it is tied.
+    never_tied: llama.cpp asks for an output matrix even where it is tied. final_norm: what GGUF files call the last
+    norm.
     """
 
     architectures: tuple[str, ...]
@@ -125,6 +128,7 @@ class Family:
     pre_tokenizers: frozenset[str] = frozenset()
     other_pre_tokenizers: bool = False
     never_tied: bool = False
+    final_norm: str = "output_norm"
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,7 +149,7 @@ COMMON_KEYS: Final = (
     Key("embedding_length", ("hidden_size",)),
     Key("vocab_size", ("vocab_size",)),
     Key("attention.head_count", ("num_attention_heads",)),
-    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "number"),
+    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps"), "number"),
     Key("expert_count", ("num_local_experts", "num_experts", "n_routed_experts")),
     Key("expert_used_count", ("num_experts_per_tok",)),
 )

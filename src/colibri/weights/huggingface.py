@@ -230,7 +230,7 @@ def _in_layer(directory: Directory) -> re.Pattern[str]:
 
 
 def _tensors(config: Metadata, directory: Directory, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    tied = config.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings", directory.tied)
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in found.items():  # an lm_head is used also where the config says it is the embedding
         for info in _translate(config, directory, name, supported(tensor)):
