@@ -70,7 +70,7 @@ class Sampling(Strict):
     def _names_of_others(cls, data: Any) -> Any:
         """llama.cpp's name of a penalty, and its -1 for as many tokens as there is room for."""
         if isinstance(data, dict):
-            data = {key: value for key, value in data.items() if not (key in _MAX_TOKENS and _is_minus_one(value))}
+            data = {**data, **{key: MAX_INT for key in _MAX_TOKENS if _is_minus_one(data.get(key))}}
             if "repeat_penalty" in data and "repetition_penalty" not in data:
                 data["repetition_penalty"] = data.pop("repeat_penalty")
         return data
