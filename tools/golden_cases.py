@@ -48,6 +48,9 @@ HYBRID = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads"
 LFM = SMALL | {"num_hidden_layers": 4, "intermediate_size": 24, "moe_intermediate_size": 12, "num_experts": 6,
                "num_experts_per_tok": 2, "num_dense_layers": 1, "tie_word_embeddings": True,
                "layer_types": ["conv", "full_attention", "conv", "conv"]}  # fmt: skip
+LATENT = SMALL | {"num_key_value_heads": 4, "intermediate_size": 24, "moe_intermediate_size": 12, "kv_lora_rank": 32,
+                  "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 20,
+                  "n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.6}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, Case] = {
@@ -155,5 +158,27 @@ FAMILIES: dict[str, Case] = {
                "conv_bias": True, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
                "layer_types": ["full_attention", "conv", "conv", "full_attention"]},
         router=1.5,
+    ),
+    "deepseek_v2-lite-f32": Case(
+        "deepseek_v2", config=LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1, "n_shared_experts": 2,
+                                        "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+                                        "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+        legacy_config=True,
+    ),
+    "deepseek_v2-groups-bf16": Case(
+        "deepseek_v2", "BF16", LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                                         "attention_bias": True, "kv_lora_rank": 64, "v_head_dim": 32},
+    ),
+    "deepseek_v3-groups-f32": Case(
+        "deepseek_v3", config=LATENT | {"n_group": 4, "topk_group": 2, "n_shared_experts": 1, "num_hidden_layers": 3,
+                                        "n_routed_experts": 12, "first_k_dense_replace": 1,
+                                        "rope_parameters": YARN | {"mscale": 0.9, "mscale_all_dim": 1.0}},
+        router=1.5,
+    ),
+    "glm4_moe_lite-heads-bf16": Case(
+        "glm4_moe_lite", "BF16", LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "qk_rope_head_dim": 16,
+                                           "qk_nope_head_dim": 24, "rms_norm_eps": 1e-5, "n_routed_experts": 300,
+                                           "moe_intermediate_size": 4},
+        router=1.5, tokens=12,
     ),
 }  # fmt: skip

@@ -130,18 +130,23 @@ def search(model: torch.nn.Module, case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def half_cache(model: torch.nn.Module) -> Iterator[None]:
-    """Attention on keys and values that went through float16."""
+    """Attention on keys and values, or on what both are expanded from, that went through float16."""
     module: Any = sys.modules[type(model).__module__]
-    plain = module.eager_attention_forward
+    latent: Any = next((type(part) for part in model.modules() if hasattr(part, "expand_kv")), None)
+    owner, name, arguments = latent, "expand_kv", (1, 2)
+    if latent is None:
+        owner, name, arguments = module, "eager_attention_forward", (2, 3)
+    plain = getattr(owner, name)
 
-    def rounded(owner: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
-        return plain(owner, query, key.half().float(), value.half().float(), *rest, **named)
+    def rounded(*given: Any, **named: Any) -> Any:
+        halves = (value.half().float() if at in arguments else value for at, value in enumerate(given))
+        return plain(*halves, **named)
 
-    module.eager_attention_forward = rounded
+    setattr(owner, name, rounded)
     try:
         yield
     finally:
-        module.eager_attention_forward = plain
+        setattr(owner, name, plain)
 
 
 def half_cache_logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ MAX_WIDTH = 1 << 24
 # What the native ops take; native/bind checks it, too, but only when a model runs.
 HEAD_DIM_STEP = 8
 MAX_WINDOW = (1 << 31) - 1
+LATENT_STEP = 32
 MAX_TAPS = 8
 LANES = 16
 
@@ -79,7 +80,10 @@ class NormSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValues:
-    """What attention keeps of a token: a key and a value for each of some heads, of which the latest `window` count."""
+    """What attention keeps of a token: a key and a value for each of some heads, of which the latest `window` count.
+
+    value_dim: 0 where values are the first dimensions of the keys, which are stored once.
+    """
 
     heads: int
     key_dim: int
@@ -159,6 +163,57 @@ class AttentionSpec:
     def keeps(self) -> KeyValues:
         """What stays of a token for those after it."""
         return KeyValues(heads=self.kv_heads, key_dim=self.head_dim, value_dim=self.head_dim, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionSpec:
+    """Causal attention over latent vectors (MLA, arXiv 2405.04434), the matrices of keys and values absorbed.
+
+    Of a token all heads share one key: a latent vector of kv_rank values, which are its values too, and behind them
+    rope.rotary that positions turn. A head's query has nope_dim values that meet the latent vector through the head's
+    matrix of keys; value_dim is what the matrix of values makes of what the head attends to.
+    query_rank: the width of the vector that queries are made from, 0 where that is the hidden state. norm: of both
+    kinds of vectors. scale: of the products of queries and keys.
+    """
+
+    heads: int
+    query_rank: int
+    kv_rank: int
+    nope_dim: int
+    value_dim: int
+    rope: RopeSpec
+    scale: float
+    norm: NormSpec
+
+    def __post_init__(self) -> None:
+        check_integer("query_rank", self.query_rank, 0, 1 << 16)
+        for name in ("heads", "kv_rank", "nope_dim", "value_dim"):
+            check_integer(name, getattr(self, name), 1, 1 << 12)
+        for name, step in (("kv_rank", LATENT_STEP), ("value_dim", LANES)):
+            if getattr(self, name) % step:
+                refuse(name, getattr(self, name), f"a multiple of {step}, as the kernels of latent attention need it")
+        if self.rope.rotary % HEAD_DIM_STEP:
+            refuse("rope.rotary", self.rope.rotary, f"a multiple of {HEAD_DIM_STEP}, as the kernels need it")
+        check_number("scale", self.scale, 0, math.inf, open_low=True)
+
+    def __str__(self) -> str:
+        sizes = f"{self.kv_rank} + {self.rope.rotary} values that they share"
+        return f"{self.heads} heads of {self.nope_dim + self.rope.rotary}, {sizes} (latent)"
+
+    @property
+    def query_dim(self) -> int:
+        """Values of a head's query."""
+        return self.nope_dim + self.rope.rotary
+
+    @property
+    def key_dim(self) -> int:
+        """Values of the key that all heads share."""
+        return self.kv_rank + self.rope.rotary
+
+    @property
+    def keeps(self) -> KeyValues:
+        """What stays of a token for those after it."""
+        return KeyValues(heads=1, key_dim=self.key_dim, value_dim=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +373,7 @@ class MoeSpec:
     shared: SharedSpec | None = None
 
 
-Mixer = AttentionSpec | DeltaNetSpec | ShortConvSpec
+Mixer = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | ShortConvSpec
 FeedForward = MoeSpec | DenseSpec
 
 

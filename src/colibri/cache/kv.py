@@ -7,7 +7,7 @@ where tokens were stored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +25,19 @@ MAKE_READY_STEPS = 64  # of the tokens before a block
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's blocks: keys (blocks, heads, width, 256), values (blocks, heads, 256, width).
+    """One layer's blocks: keys (blocks, heads, width, 256), values (blocks, heads, 256, width), or keys alone.
 
     F16: width is that of a head. Q8_0, as U8: the bytes of an int8 for each dimension and a half float for each 32 of
     them, in the order that native/kernels.h describes.
     """
 
     keys: ops.Tensor
-    values: ops.Tensor
+    values: ops.Tensor | None
+
+    @property
+    def parts(self) -> tuple[ops.Tensor, ...]:
+        """Keys and, where they are stored, values."""
+        return (self.keys,) if self.values is None else (self.keys, self.values)
 
 
 def blocks_for(tokens: int) -> int:
@@ -62,14 +67,15 @@ class KeyValueCache:
         states = [kept for kept in keeps if isinstance(kept, State)]
         self._block_bytes: list[int] = []  # of each part: the keys of a layer, or its values
         for kept in paged:
-            for dim in (kept.key_dim, kept.value_dim):
+            for dim in filter(None, (kept.key_dim, kept.value_dim)):
                 self._block_bytes.append(ops.KV_BLOCK * kept.heads * _width(dim, kv_type)[2])
         self._offsets = [0, *itertools.accumulate(size * blocks for size in self._block_bytes)]
         self.nbytes = self._offsets[-1]
         self.token_bytes = sum(self._block_bytes) // ops.KV_BLOCK
         self._memory = ops.Memory(self.nbytes)
         self.states = States(states, slots) if states else None
-        self.paged = tuple(self._layer(2 * layer, kept, kv_type) for layer, kept in enumerate(paged))
+        offsets = iter(self._offsets)
+        self.paged = tuple(self._layer(offsets, kept, kv_type) for kept in paged)
         paged_layers, state_layers = iter(self.paged), iter(self.states.layers if self.states else ())
         self.layers: tuple[LayerCache | LayerState, ...] = tuple(
             next(state_layers) if isinstance(kept, State) else next(paged_layers) for kept in keeps
@@ -79,14 +85,13 @@ class KeyValueCache:
         self._ready = 0  # pieces, a block of one part each, whose memory is there
         self.on_growth: Callable[[int], None] | None = None  # hears `touched_bytes` before more memory is used
 
-    def _layer(self, part: int, kept: KeyValues, kv_type: KvType) -> LayerCache:
+    def _layer(self, offsets: Iterator[int], kept: KeyValues, kv_type: KvType) -> LayerCache:
         kind, keys, _ = _width(kept.key_dim, kv_type)
         _, values, _ = _width(kept.value_dim, kv_type)
         blocks, size = self.blocks, ops.KV_BLOCK
-        return LayerCache(
-            ops.tensor(kind, (blocks, kept.heads, keys, size), self._memory, self._offsets[part]),
-            ops.tensor(kind, (blocks, kept.heads, size, values), self._memory, self._offsets[part + 1]),
-        )
+        shapes = (blocks, kept.heads, keys, size), (blocks, kept.heads, size, values)
+        key_tensor = ops.tensor(kind, shapes[0], self._memory, next(offsets))
+        return LayerCache(key_tensor, ops.tensor(kind, shapes[1], self._memory, next(offsets)) if values else None)
 
     @property
     def touched_blocks(self) -> int:

@@ -244,7 +244,7 @@ class SharedCache(KeyValueCache):
 
     def _copy(self, source: int, target: int) -> None:
         for layer in self.paged:
-            for tensor in (layer.keys, layer.values):
+            for tensor in layer.parts:
                 array = tensor.numpy()
                 array[target] = array[source]
 

@@ -9,12 +9,27 @@ from colibri.layers.attention import Attention
 from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.delta_net import DeltaNet
 from colibri.layers.dense import DenseFeedForward
+from colibri.layers.latent_attention import LatentAttention
 from colibri.layers.moe import MixtureOfExperts
 from colibri.layers.short_conv import ShortConv
 from colibri.layers.workspace import Scratch
-from colibri.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec, MoeSpec, ShortConvSpec
+from colibri.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    DenseSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    ShortConvSpec,
+)
 
-MIXERS: dict[type, Any] = {AttentionSpec: Attention, DeltaNetSpec: DeltaNet, ShortConvSpec: ShortConv}
+MIXERS: dict[type, Any] = {
+    AttentionSpec: Attention,
+    LatentAttentionSpec: LatentAttention,
+    DeltaNetSpec: DeltaNet,
+    ShortConvSpec: ShortConv,
+}
 FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}
 
 

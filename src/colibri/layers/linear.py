@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from colibri import ops
 from colibri.errors import UnsupportedError, starting_threads
@@ -42,6 +44,15 @@ class DenseWeights:
         """The tiled weight (rows, k): all rows of a tensor, or those that `order` takes from it."""
         self._given.add(name)
         info = self.checkpoint.require(name, (rows if order is None else order.stored(rows), k))
+        return self._matrix(name, info, rows, k, order)
+
+    def head_matrices(self, name: str, heads: int, rows: int, k: int) -> ops.Tensor:
+        """The tiled weight (heads * rows, k) of a tensor (heads, rows, k): the matrices of all heads."""
+        self._given.add(name)
+        info = self.checkpoint.require(name, (heads, rows, k))
+        return self._matrix(name, replace(info, shape=(heads * rows, k)), heads * rows, k)
+
+    def _matrix(self, name: str, info: TensorInfo, rows: int, k: int, order: RowOrder | None = None) -> ops.Tensor:
         offset, end = self._places.get(name, (self._offset, self._offset + _space(info)))
         self._offset = max(self._offset, end)
         nbytes = ops.tiled_bytes(info.type, rows, k)
@@ -101,6 +112,7 @@ def _is_expert(name: str) -> bool:
 
 def _space(info: TensorInfo) -> int:
     """Bytes that a dense matrix takes in memory, whole pages; vectors are too small to count."""
-    if len(info.shape) != 2 or info.type not in ops.BLOCK_TYPES:
+    if len(info.shape) < 2 or info.type not in ops.BLOCK_TYPES:
         return 0
-    return -(-ops.tiled_bytes(info.type, *info.shape) // PAGE) * PAGE
+    *rows, k = info.shape
+    return -(-ops.tiled_bytes(info.type, math.prod(rows), k) // PAGE) * PAGE

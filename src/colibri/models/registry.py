@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from colibri.models import (
+    deepseek2,
     deepspeed_moe,
     glm4_moe,
     gpt_oss,
@@ -38,6 +39,7 @@ FAMILIES = Families(
         minimax_m2,
         granite_moe,
         lfm2_moe,
+        deepseek2,
         deepspeed_moe,
     )
 )

@@ -213,8 +213,10 @@ def _open_gguf(path: Path, families: Families) -> Checkpoint:
     family = families.by_architecture.get(architecture)
     if family is None:
         raise _unknown(path, architecture, metadata, families)
+    metadata = Metadata(path, {**metadata, **family.more_keys(metadata)})
     name = metadata.text("general.name", path.stem)
-    tensors = with_row_orders(_with_split_gate_up(_with_matrices(file.tensors)), family.row_orders(metadata))
+    found = _with_views(_with_split_gate_up(_with_matrices(file.tensors)), family, metadata)
+    tensors = with_row_orders(found, family.row_orders(metadata))
     return _without_skipped(Checkpoint(path, "gguf", name, family, metadata, tensors, metadata))
 
 
@@ -256,6 +258,18 @@ def _with_matrices(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, info in tensors.items():
         if name.endswith(".ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
             result[name] = replace(info, shape=(1, *info.shape))
+    return result
+
+
+def _with_views(tensors: Mapping[str, TensorInfo], family: Family, metadata: Metadata) -> dict[str, TensorInfo]:
+    """Tensors that the family has in other words."""
+    result: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        block = _BLOCK.match(name)
+        prefix = block[0] if block is not None else ""
+        view = family.views.get(name.removeprefix(prefix))
+        parts = [info] if view is None else [replace(part, name=prefix + part.name) for part in view(metadata, info)]
+        result |= {part.name: part for part in parts}
     return result
 
 

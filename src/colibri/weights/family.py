@@ -56,6 +56,9 @@ class Key:
     default: Any = REQUIRED  # None: no key when the field is absent
 
 
+View = Callable[[Metadata, TensorInfo], Iterable[TensorInfo]]
+
+
 def _no_keys(config: Metadata) -> Mapping[str, Any]:
     return {}
 
@@ -79,6 +82,7 @@ class Directory:
     with weight or bias where it has that, -> (config, tensor) -> tensors named without the layer.
     transforms: GGUF names inside a layer, or of what is beside them, -> what their values go through (TRANSFORMS of
     weights/load.py). row_orders: as of a Family, for rows of directories. skipped: patterns of names -> what they are.
+    head_dim: the field with the size of a head, of which rotary positions turn a part.
     theta: of rope, and rotary_part: how much of a head turns, where config.json gives none.
     expects: fields that must have one of these values where they are given, because nothing else is implemented.
     dense_layers: config -> the layers without experts. text: the field of config.json that describes the language
@@ -94,12 +98,13 @@ class Directory:
     experts: Mapping[str, str]
     theta: float
     rotary_part: float = 1.0
+    head_dim: str = "head_dim"
     always: Mapping[str, Any] = field(default_factory=dict)
     expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dense_layers: Callable[[Metadata, int], set[int]] = _no_layers
     layers: str = "model.layers"
     top: Mapping[str, str] = field(default_factory=lambda: TOP)
-    views: Mapping[str, Callable[[Metadata, TensorInfo], Iterable[TensorInfo]]] = field(default_factory=dict)
+    views: Mapping[str, View] = field(default_factory=dict)
     transforms: Mapping[str, str] = field(default_factory=dict)
     row_orders: Callable[[Metadata], Mapping[str, RowOrder]] = _no_orders
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +124,7 @@ class Family:
     checkpoints with any other are as good. skipped: patterns of GGUF names -> what the tensors are that are not used.
     never_tied: llama.cpp asks for an output matrix even where it is tied. final_norm: what GGUF files call the last
     norm.
+    views, more_keys: as of a Directory, of GGUF files that have tensors or metadata in older words.
     """
 
     architectures: tuple[str, ...]
@@ -130,6 +136,8 @@ class Family:
     never_tied: bool = False
     final_norm: str = "output_norm"
     skipped: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, View] = field(default_factory=dict)
+    more_keys: Callable[[Metadata], Mapping[str, Any]] = _no_keys
 
 
 class Families:

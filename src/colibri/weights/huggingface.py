@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.family import MORE_THAN_ONE, REQUIRED, Directory, Families, Family
 from colibri.weights.json_file import read_object
@@ -121,7 +123,7 @@ def _check_supported(config: Metadata, directory: Directory) -> None:
 
 def _metadata(config: Metadata, family: Family, directory: Directory, name: str) -> Metadata:
     values: dict[str, Any] = {}
-    written = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
+    written = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": directory.head_dim}
     for key in directory.keys:
         found = written[key.key] = next((name for name in key.names if name in config), key.names[0])
         if found in config or key.default is REQUIRED:
@@ -129,9 +131,9 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
         elif key.default is not None:
             values[key.key] = key.default
     heads, hidden = values["attention.head_count"], values["embedding_length"]
-    if heads < 1 or ("head_dim" not in config and hidden % heads):
+    if heads < 1 or (directory.head_dim not in config and hidden % heads):
         raise FormatError(f"{config.source}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    head_dim = config.integer("head_dim", hidden // heads, low=1, high=1 << 16)
+    head_dim = config.integer(directory.head_dim, hidden // heads, low=1, high=1 << 16)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
     values |= _rope(config, directory, head_dim, values["context_length"]) | dict(directory.always)
@@ -140,9 +142,15 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
     return Metadata(
         config.source,
-        general | {f"{prefix}.{key}": value for key, value in values.items() if value is not None},
+        general | {f"{prefix}.{key}": _as_stored(value) for key, value in values.items() if value is not None},
         {f"{prefix}.{key}": field for key, field in written.items()},
     )
+
+
+def _as_stored(value: Any) -> Any:
+    """A float as a GGUF file holds it, so that one made from this directory means exactly the same."""
+    with np.errstate(over="ignore"):  # an infinity is named when it is asked for
+        return float(np.float32(value)) if isinstance(value, float) else value
 
 
 def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -> dict[str, Any]:

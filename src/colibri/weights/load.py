@@ -8,13 +8,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from colibri import ops
 from colibri.errors import UnsupportedError
+from colibri.weights.block_types import BY_NAME
 from colibri.weights.file_reader import FileReader
 from colibri.weights.row_order import STORED_AT_ONCE, read_rows
 from colibri.weights.strided import read_strided
@@ -75,6 +76,38 @@ def joined(info: TensorInfo, first: int, count: int, read: Callable[[TensorInfo,
     return info.encoding.join(rows, read_rows(info.order, first, count, partial(read, info.scales)))
 
 
+def transposed(info: TensorInfo, first: int, count: int, read: Callable[[TensorInfo, int, int], Bytes]) -> Bytes:
+    """(count, row_bytes): rows, counted through all heads, of a tensor that is the transpose of another.
+
+    read(info, first, count) gives rows of that one as it has them. Raises UnsupportedError for types that are not run.
+    """
+    source = info.transpose_of
+    assert source is not None
+    _, k, height = source.shape
+    pieces: list[Bytes] = []
+    while count > 0:
+        head, row = divmod(first, height)
+        taken = min(count, height - row)
+        values = _values(info, source, read(source, head * k, k))[:, row : row + taken]
+        pieces.append(np.ascontiguousarray(values.T).view(np.uint8))
+        first, count = first + taken, count - taken
+    return np.concatenate(pieces)
+
+
+def _values(info: TensorInfo, source: TensorInfo, rows: Bytes) -> npt.NDArray[Any]:
+    """(k, values): rows of the source as values of the type that it is read as."""
+    if source.type == info.type and BY_NAME[source.type].values == 1:
+        return rows.view(f"V{source.value_bytes}")
+    if source.type not in ops.BLOCK_TYPES:
+        raise UnsupportedError(
+            f"{source.file}: tensor {source.name} is of type {source.type}, which is not transposed; "
+            f"{', '.join(ops.BLOCK_TYPES)} are"
+        )
+    tensor = ops.tensor(source.type, (len(rows), source.shape[-1]), tiled=True)
+    ops.tile(tensor, np.ascontiguousarray(rows).reshape(-1).data)
+    return ops.dequantize(tensor).astype("<f2")
+
+
 def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None:
     """Fill a tiled tensor of the same type and shape (rows, k) from the file, a few rows at a time.
 
@@ -91,10 +124,14 @@ def read_tiles(info: TensorInfo, tensor: ops.Tensor, reader: FileReader) -> None
         reader.read_into(part.file, part.offset + first * row_bytes, piece)
         return piece.reshape(count, row_bytes)
 
+    def rows_of(part: TensorInfo, first: int, count: int) -> Bytes:
+        if part.strides is not None:
+            return read_strided(part, first, count, part.shape[-1], reader)
+        return joined(part, first, count, read)
+
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        strided = info.strides is not None
-        piece = read_strided(info, first, count, info.shape[1], reader) if strided else joined(info, first, count, read)
+        piece = rows_of(info, first, count) if info.transpose_of is None else transposed(info, first, count, rows_of)
         ops.tile(tensor, piece.reshape(-1).data, first_row=first, rows=count)
 
 

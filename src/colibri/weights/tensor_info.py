@@ -31,6 +31,8 @@ class TensorInfo:
     scales: of a tensor in another encoding the bytes that stand beside it, a row for each of its rows; type, shape and
     nbytes are then those that it is read as.
     transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
+    transpose_of: the tensor (heads, k, rows) of which these are the matrices (rows, k), transposed. Type and nbytes are
+    those that it is read as: F16 where that one has blocks of several values.
     expert_stride is the number of bytes from one expert to the next where experts are not back to back.
     strides are values from one index to the next along each dimension where these are not back to back, as in PyTorch's
     transposed views.
@@ -49,6 +51,7 @@ class TensorInfo:
     encoding: Encoding | None = None
     scales: TensorInfo | None = None
     columns: RowOrder | None = None
+    transpose_of: TensorInfo | None = None
 
     @property
     def row_bytes(self) -> int:

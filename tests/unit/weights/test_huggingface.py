@@ -46,7 +46,7 @@ def test_common_metadata(tmp_path: Path, family: str) -> None:
         "block_count": LAYERS, "embedding_length": HIDDEN, "attention.head_count": 4, "attention.head_count_kv": 4,
         "attention.key_length": 16, "expert_count": EXPERTS, "expert_used_count": 2,
         "expert_feed_forward_length": WIDTH, "rope.freq_base": 5000.0, "rope.dimension_count": 16,
-        "context_length": 128, "attention.layer_norm_rms_epsilon": 1e-5,
+        "context_length": 128, "attention.layer_norm_rms_epsilon": float(np.float32(1e-5)),
     }  # fmt: skip
     assert expected.items() <= keys.items()
     assert "rope.scaling.type" not in keys
