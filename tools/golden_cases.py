@@ -181,4 +181,9 @@ FAMILIES: dict[str, Case] = {
                                            "moe_intermediate_size": 4},
         router=1.5, tokens=12,
     ),
+    "ernie4_5_moe-pairs-bf16": Case(
+        "ernie4_5_moe", "BF16",
+        SMALL | {"intermediate_size": 48, "moe_intermediate_size": 12, "moe_num_experts": 6, "moe_k": 2,
+                 "num_hidden_layers": 3, "tie_word_embeddings": True},
+    ),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 from colibri.models import (
     deepseek2,
     deepspeed_moe,
+    ernie4_5_moe,
     glm4_moe,
     gpt_oss,
     granite_moe,
@@ -40,6 +41,7 @@ FAMILIES = Families(
         granite_moe,
         lfm2_moe,
         deepseek2,
+        ernie4_5_moe,
         deepspeed_moe,
     )
 )

@@ -24,6 +24,7 @@ from colibri.weights.tensor_info import Expert, TensorInfo, with_row_orders
 
 _ANY: Final = -1
 _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
+_DIMENSIONS: Final = {"ffn_gate_inp_shexp.weight": 2, "exp_probs_b.bias": 1}
 # What a file of one general.type is, when it is given in the place of a model.
 _PARTS: Final = {
     "adapter": "a LoRA adapter, which is a change to a model and none itself; merge it into the model that it was made "
@@ -215,7 +216,7 @@ def _open_gguf(path: Path, families: Families) -> Checkpoint:
         raise _unknown(path, architecture, metadata, families)
     metadata = Metadata(path, {**metadata, **family.more_keys(metadata)})
     name = metadata.text("general.name", path.stem)
-    found = _with_views(_with_split_gate_up(_with_matrices(file.tensors)), family, metadata)
+    found = _with_views(_with_split_gate_up(_with_dimensions(file.tensors)), family, metadata)
     tensors = with_row_orders(found, family.row_orders(metadata))
     return _without_skipped(Checkpoint(path, "gguf", name, family, metadata, tensors, metadata))
 
@@ -252,12 +253,15 @@ def _dense(path: Path, architecture: str) -> UnsupportedError:
     )
 
 
-def _with_matrices(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The gates of shared experts that are stored as vectors become matrices of one row."""
+def _with_dimensions(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Some files store a matrix of one row as a vector, or the other way round."""
     result = dict(tensors)
     for name, info in tensors.items():
-        if name.endswith(".ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
+        wanted = _DIMENSIONS.get(re.sub(r"^blk\.\d+\.", "", name))
+        if wanted == 2 and len(info.shape) == 1:
             result[name] = replace(info, shape=(1, *info.shape))
+        elif wanted == 1 and len(info.shape) == 2 and info.shape[0] == 1:
+            result[name] = replace(info, shape=info.shape[1:])
     return result
 
 
