@@ -45,6 +45,9 @@ GRANITE = SMALL | {"intermediate_size": 12, "num_local_experts": 6, "num_experts
 HYBRID = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                   "linear_key_head_dim": 16, "linear_value_head_dim": 16, "moe_intermediate_size": 8,
                   "shared_expert_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 3}  # fmt: skip
+GRANITE_H = GRANITE | {"num_hidden_layers": 3, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+                       "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                       "shared_intermediate_size": 20}  # fmt: skip
 LFM = SMALL | {"num_hidden_layers": 4, "intermediate_size": 24, "moe_intermediate_size": 12, "num_experts": 6,
                "num_experts_per_tok": 2, "num_dense_layers": 1, "tie_word_embeddings": True,
                "layer_types": ["conv", "full_attention", "conv", "conv"]}  # fmt: skip
@@ -149,6 +152,14 @@ FAMILIES: dict[str, Case] = {
     "granitemoeshared-scaled-bf16": Case(
         "granitemoeshared", "BF16",
         GRANITE | {"shared_intermediate_size": 20, "hidden_size": 48, "num_attention_heads": 2},
+    ),
+    "granitemoehybrid-f32": Case("granitemoehybrid", config=GRANITE_H),
+    # Groups, a head of 12, three taps, biases of projections, positions that turn.
+    "granitemoehybrid-groups-bf16": Case(
+        "granitemoehybrid", "BF16",
+        GRANITE_H | {"hidden_size": 48, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_conv": 3,
+                     "mamba_proj_bias": True, "attention_bias": True, "position_embedding_type": "rope",
+                     "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
     "lfm2_moe-f32": Case("lfm2_moe", config=LFM | {"routed_scaling_factor": 1.4}, router=1.5),
     # More taps, biases, one head of keys, a head of 24, layers that begin with attention.

@@ -266,6 +266,51 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mamba2Spec:
+    """The state space of Mamba2 (arXiv 2405.21060) behind a short convolution, with a norm of its gated answers.
+
+    Each of `heads` has a state (state_size, head_dim); those of a group share what goes into it and what reads it.
+    least_step: the shortest step in time.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int = 4
+    least_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "groups", "state_size"):
+            check_integer(f"Mamba2's {name}", getattr(self, name), 1, 1 << 12)
+        check_integer("Mamba2's taps", self.taps, 2, MAX_TAPS)
+        check_number("Mamba2's least_step", self.least_step, 0, 1e30)
+        if self.heads % self.groups:
+            refuse("Mamba2's groups", self.groups, f"a divisor of heads ({self.heads})")
+
+    def __str__(self) -> str:
+        sizes = f"{self.state_size} x {self.head_dim}"
+        return f"{self.heads} states of {sizes} in groups of {self.heads // self.groups} (Mamba2)"
+
+    @property
+    def width(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: values, and for each group what goes into states and what reads them."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def keeps(self) -> State:
+        """What stays of the tokens so far; the kernels hold values in whole lanes."""
+        lanes = -(-self.head_dim // LANES) * LANES
+        heads = (self.heads, self.state_size * lanes)
+        return State(tensors=(("heads", heads), ("convolution", (self.taps - 1, self.channels))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShortConvSpec:
     """A gated short convolution (LFM2): c times the convolution of b times x, all three linear in the input."""
 
@@ -373,7 +418,7 @@ class MoeSpec:
     shared: SharedSpec | None = None
 
 
-Mixer = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | ShortConvSpec
+Mixer = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | ShortConvSpec
 FeedForward = MoeSpec | DenseSpec
 
 

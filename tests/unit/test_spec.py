@@ -15,6 +15,7 @@ from colibri.spec import (
     DeltaNetSpec,
     DenseSpec,
     LayerSpec,
+    Mamba2Spec,
     ModelSpec,
     MoeSpec,
     NormSpec,
@@ -26,6 +27,7 @@ from colibri.spec import (
 
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=16, rope=RopeSpec(theta=1e4, rotary=16))
 DELTA = DeltaNetSpec(heads=4, key_heads=2, key_size=16, value_size=16)
+MAMBA = Mamba2Spec(heads=4, head_dim=8, groups=2, state_size=16)
 CONVOLUTION = ShortConvSpec(channels=64, taps=3)
 ROUTING = RoutingSpec(experts=4, experts_per_token=2, renormalize=False)
 DENSE = DenseSpec(width=24)
@@ -46,6 +48,7 @@ MODEL = ModelSpec(
     (MODEL, "embedding_scale", 0.0), (MODEL, "logit_scale", float("inf")),
     (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
     (DELTA, "heads", 3), (DELTA, "key_size", 0), (DELTA, "value_size", 5000), (DELTA, "taps", 1), (DELTA, "taps", 9),
+    (MAMBA, "groups", 3), (MAMBA, "state_size", 0), (MAMBA, "taps", 1), (MAMBA, "least_step", -1.0),
     (CONVOLUTION, "channels", 0), (CONVOLUTION, "taps", 1), (CONVOLUTION, "taps", 9),
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),
     (ROUTING, "score", "tanh"), (NORM, "eps", -1.0), (NORM, "eps", float("nan")), (NORM, "kind", "batch"),

@@ -63,7 +63,7 @@ MIXES: Final[Mapping[str, Mix]] = {
 # Never quantised: they are small, and an error in them is an error in every token.
 _KEPT = re.compile(
     r".*(_norm|shortconv\.conv|position_embd|ffn_gate_inp(_shexp)?|ssm_(conv1d|ba|beta|alpha)|rope_freqs|exp_probs_b|attn_sinks)"
-    r"\.weight|.*\.bias"
+    r"\.weight|.*\.bias|.*\.ssm_[ad]"
 )
 _LAYER = re.compile(r"blk\.(\d+)\.")
 

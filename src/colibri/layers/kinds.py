@@ -10,6 +10,7 @@ from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.delta_net import DeltaNet
 from colibri.layers.dense import DenseFeedForward
 from colibri.layers.latent_attention import LatentAttention
+from colibri.layers.mamba2 import Mamba2
 from colibri.layers.moe import MixtureOfExperts
 from colibri.layers.short_conv import ShortConv
 from colibri.layers.workspace import Scratch
@@ -19,6 +20,7 @@ from colibri.spec import (
     DenseSpec,
     LatentAttentionSpec,
     LayerSpec,
+    Mamba2Spec,
     ModelSpec,
     MoeSpec,
     ShortConvSpec,
@@ -28,6 +30,7 @@ MIXERS: dict[type, Any] = {
     AttentionSpec: Attention,
     LatentAttentionSpec: LatentAttention,
     DeltaNetSpec: DeltaNet,
+    Mamba2Spec: Mamba2,
     ShortConvSpec: ShortConv,
 }
 FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}

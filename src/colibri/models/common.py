@@ -107,11 +107,13 @@ def model(
 
 
 def kv_heads(checkpoint: Checkpoint) -> list[int]:
-    """Heads of keys and values of each layer, where the metadata lists them; 0 in layers that have none."""
-    key = checkpoint.key("attention.head_count_kv")
-    listed: list[int] = checkpoint.metadata.integers(key).tolist()
+    """Heads of keys and values of each layer, one number for all or a list; 0 in layers that have none."""
+    metadata, key = checkpoint.metadata, checkpoint.key("attention.head_count_kv")
+    if not isinstance(metadata.get(key), list | np.ndarray):
+        return [metadata.integer(key, metadata.integer(checkpoint.key("attention.head_count")))] * checkpoint.layers
+    listed: list[int] = metadata.integers(key).tolist()
     if len(listed) != checkpoint.layers or min(listed) < 0:
-        raise checkpoint.metadata.error(key, str(listed), f"one number for each of {checkpoint.layers} layers")
+        raise metadata.error(key, str(listed), f"one number for each of {checkpoint.layers} layers")
     return listed
 
 
