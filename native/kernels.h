@@ -159,6 +159,7 @@ struct kernels {
     void (*quantize[ACTIVATION_COUNT])(void *out, const float *x, int n);        /* n a multiple of the block */
     void (*glu[GLU_COUNT])(float *out, const float *gate, const float *up, int n, struct glu_options options);
     void (*sigmoid_gate)(float *out, const float *gate, int n);                  /* out *= sigmoid(gate) */
+    void (*soft_cap)(float *x, float cap, int n);       /* x = cap * tanh(x / cap); NaN where x is not finite */
     /* rows */
     /* false: the squares of x, or what comes out, are not finite */
     bool (*rms_norm)(float *out, const float *x, const float *weight, int n, float eps);

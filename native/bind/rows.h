@@ -24,6 +24,13 @@ void sigmoid_gate(Tensor &out, const Tensor &gate) {
     region_sigmoid_gate(out.f32(), gate.f32(), int(out.shape[0]), int(out.shape[1]));
 }
 
+/* x = cap * tanh(x / cap), value by value. */
+void soft_cap(Tensor &x, float cap) {
+    f32_of(x, "x", -1, -1);
+    if (!(cap > 0 && std::isfinite(cap))) wrong("cap", text(cap), "a finite number above 0");
+    region_soft_cap(x.f32(), cap, x.values());
+}
+
 void combine(Tensor &out, const Tensor &slots, const Tensor &weights) {
     f32_of(out, "out", -1, -1);
     f32_of(weights, "weights", out.shape[0], -1);
@@ -132,6 +139,7 @@ void bind_rows(nb::module_ &m) {
              optional("bias"), optional("correction"), optional("expert_scale"));
     m.def("add", &add, "out"_a, "x"_a);
     m.def("sigmoid_gate", &sigmoid_gate, "out"_a, "gate"_a);
+    m.def("soft_cap", &soft_cap, "x"_a, "cap"_a);
     m.def("combine", &combine, "out"_a, "slots"_a, "weights"_a);
     m.def("router", &router, "ids"_a, "weights"_a, "logits"_a, "routing"_a);
     m.def("route", &route, "ids"_a, "weights"_a, "logits"_a, "normed"_a, "x"_a, "norm"_a, "gate"_a, "routing"_a);

@@ -77,3 +77,11 @@ void KERNEL(sigmoid_gate)(float *out, const float *gate, int n) {
     if (i < n)
         vf_store_first(out + i, vf_mul(vf_load_first(out + i, n - i), vf_sigmoid(vf_load_first(gate + i, n - i))), n - i);
 }
+
+/* An infinity would become the cap and be seen no more: times 0 it is a NaN. */
+VEC vf capped(vf x, float cap) { return vf_fma(x, vf_zero(), vf_mul(vf_set1(cap), vf_tanh(vf_div(x, vf_set1(cap))))); }
+void KERNEL(soft_cap)(float *x, float cap, int n) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16) vf_store(x + i, capped(vf_load(x + i), cap));
+    if (i < n) vf_store_first(x + i, capped(vf_load_first(x + i, n - i), cap), n - i);
+}

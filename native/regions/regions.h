@@ -105,6 +105,7 @@ int region_router(int32_t *ids, float *weights, const float *logits, int n, cons
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
 /* out *= sigmoid(gate) */
 void region_sigmoid_gate(float *out, const float *gate, int n, int dim);
+void region_soft_cap(float *x, float cap, int64_t values);
 bool region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; false: a number was not finite */
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);
 /* Bytes a second read from `data` (a multiple of 1 MiB, filled first), and multiplications of bytes a second on

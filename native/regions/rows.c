@@ -5,7 +5,7 @@
 #include "pool.h"
 #include "regions.h"
 
-enum { SMALL = 16384, MOST_EXPERTS_HERE = 1024 };
+enum { SMALL = 16384, MOST_EXPERTS_HERE = 1024, CAP_PART = 4096 };
 
 typedef bool rows_function(const void *job, int first, int last, int thread); /* false: a row is not finite */
 struct rows {
@@ -82,6 +82,23 @@ static bool gate_rows(const void *context, int first, int last, int thread) {
 void region_sigmoid_gate(float *out, const float *gate, int n, int dim) {
     const struct gate_job job = {out, gate, dim};
     over_rows(gate_rows, &job, n, 2 * (int64_t)dim);
+}
+
+struct cap_job { float *x; float cap; int64_t values; };
+
+static bool cap_parts(const void *context, int first, int last, int thread) {
+    (void)thread;
+    const struct cap_job *job = context;
+    for (int64_t i = first; i < last; i++) {
+        const int64_t left = job->values - i * CAP_PART;
+        kernels->soft_cap(job->x + i * CAP_PART, job->cap, left < CAP_PART ? (int)left : CAP_PART);
+    }
+    return true;
+}
+
+void region_soft_cap(float *x, float cap, int64_t values) {
+    const struct cap_job job = {x, cap, values};
+    over_rows(cap_parts, &job, (int)((values + CAP_PART - 1) / CAP_PART), CAP_PART);
 }
 
 struct embed_job { float *out; const struct matrix *table; const int32_t *ids; };

@@ -457,6 +457,12 @@ def sigmoid_gate(out: F32, gate: F32) -> F32:
     return np.asarray(out * np.exp(-np.logaddexp(0.0, -gate.astype(np.float64))), np.float32)
 
 
+def soft_cap(x: F32, cap: float) -> F32:
+    """cap * tanh(x / cap); a NaN where x is not finite."""
+    capped = cap * np.tanh(x.astype(np.float64) / cap)
+    return np.asarray(np.where(np.isfinite(x), capped, np.nan), np.float32)
+
+
 def combine(out: F32, slots: F32, weights: F32) -> F32:
     """out (n, hidden) + the token's slots times their weights (n, k), added in slot order in float32."""
     total = out.copy()

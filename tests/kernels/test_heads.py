@@ -82,3 +82,23 @@ def test_sigmoid_gate_names_wrong_arguments() -> None:
         ops.sigmoid_gate(x, ops.tensor("F32", (4, 7)))
     with pytest.raises(ValueError, match="expected memory of its own"):
         ops.sigmoid_gate(x, x)
+
+
+@pytest.mark.parametrize("width", [1, 37, 70001])
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_soft_cap(width: int, cap: float) -> None:
+    x = 40 * normal(3, width)
+    x[0, 0], x[1, 0], x[2, -1] = np.inf, np.nan, 0
+
+    def run() -> F32:
+        out = plain(x)
+        ops.soft_cap(out, cap)
+        return np.array(out.numpy())
+
+    np.testing.assert_allclose(same_everywhere(run), reference.soft_cap(x, cap), rtol=1e-6, atol=2e-7 * cap)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, np.inf, np.nan])
+def test_soft_cap_names_a_wrong_cap(cap: float) -> None:
+    with pytest.raises(ValueError, match="cap: found .*, expected a finite number above 0"):
+        ops.soft_cap(ops.tensor("F32", (1, 8)), cap)

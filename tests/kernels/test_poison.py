@@ -284,6 +284,12 @@ def sigmoid_gate(c: Case) -> Outputs:
     return results(out)
 
 
+def soft_cap(c: Case) -> Outputs:
+    x = c.normal(c.n, HIDDEN)
+    ops.soft_cap(x, 1.5)
+    return results(x)
+
+
 def sample(c: Case) -> Outputs:
     filters = (0, 1, 0), (5, 1, 0), (0, 0.6, 0), (0, 1, 0.1), (9, 0.5, 0.2)
     settings = np.array([[0.7, *each, 0.4] for each in filters])
@@ -313,7 +319,7 @@ def quantize(c: Case) -> Outputs:
 OPS: dict[str, Op] = {
     op.__name__: op
     for op in (norm, matmul, norm_matmul, embed, embed_positions, attention, add, combine, router, route, moe, sample,
-               tile, quantize, short_conv, delta_net, mamba2, gated_norm, head_matmul, sigmoid_gate)
+               tile, quantize, short_conv, delta_net, mamba2, gated_norm, head_matmul, sigmoid_gate, soft_cap)
 }  # fmt: skip
 # What computes nothing from tensors, or is computed with above.
 OTHERS = {"isa", "isas", "isas_of_build", "use_isa", "threads", "set_threads", "poison_scratch", "block_types",

@@ -54,6 +54,7 @@ from ._native import (
     sample as sample,
     short_conv as short_conv,
     sigmoid_gate as sigmoid_gate,
+    soft_cap as soft_cap,
     tensor as tensor,
     threads as threads,
     tile as tile,
