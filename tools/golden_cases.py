@@ -56,6 +56,11 @@ LATENT = SMALL | {"num_key_value_heads": 4, "intermediate_size": 24, "moe_interm
                   "n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.6}  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+GEMMA = SMALL | {"head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+                 "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 9, "top_k_experts": 3,
+                 "moe_intermediate_size": 12, "intermediate_size": 20, "sliding_window": 7,
+                 "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 6.0}  # fmt: skip
+
 CASES: dict[str, Case] = {
     "mixtral-gqa-f32": Case("mixtral", config=MIXTRAL, gguf=("merged", "per_expert")),
     "mixtral-tied-bf16": Case(
@@ -196,5 +201,15 @@ FAMILIES: dict[str, Case] = {
         "ernie4_5_moe", "BF16",
         SMALL | {"intermediate_size": 48, "moe_intermediate_size": 12, "moe_num_experts": 6, "moe_k": 2,
                  "num_hidden_layers": 3, "tie_word_embeddings": True},
+    ),
+    "gemma4_text-sliding-f32": Case(
+        "gemma4_text",
+        config=GEMMA | {"layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                        "num_hidden_layers": 3},
+    ),
+    "gemma4_text-tied-bf16": Case(
+        "gemma4_text", "BF16",
+        GEMMA | {"tie_word_embeddings": True, "attention_k_eq_v": False, "final_logit_softcapping": None,
+                 "hidden_size": 40, "global_head_dim": 16, "head_dim": 24, "intermediate_size": 36},
     ),
 }  # fmt: skip

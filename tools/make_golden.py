@@ -57,14 +57,16 @@ def randomize(model: torch.nn.Module, seed: int, case: Case) -> None:
         if name not in persistent:
             continue
         values = torch.randn(tensor.shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name or name.endswith(("per_expert_scale", "layer_scalar")):
             values = 1 + 0.3 * values
+        elif name.endswith("router.scale"):  # which is divided by sqrt(hidden)
+            values = (1 + 0.3 * values) * tensor.shape[-1] ** 0.5
         elif name.endswith("correction_bias"):
             values = 0.1 * values
         elif name.endswith("bias"):
             values = 0.5 * values
         elif "embed_tokens" not in name:
-            gain = case.router if name.endswith(("gate.weight", "router.weight")) else 1.7
+            gain = case.router if name.endswith(("gate.weight", "router.weight", "router.proj.weight")) else 1.7
             values = values * gain / tensor.shape[-1] ** 0.5
         tensor.data = values.to(DTYPES[case.dtype]).float()
 

@@ -17,7 +17,7 @@ GroupScore = Literal["max", "sum_of_two"]
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2", "silu_clamped", "swiglu_oai"]
 NormKind = Literal["rms", "layer"]
 QueryKeyNorm = Literal["none", "head", "full"]
-RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic"]
+RopeScaling = Literal["none", "linear", "yarn", "llama3", "dynamic", "proportional"]
 SharedGate = Literal["none", "sigmoid", "softmax"]
 
 MAX_LAYERS = 1024
@@ -36,6 +36,7 @@ class RopeSpec:
 
     attention_factor multiplies cosine and sine; None is what the scaling's paper proposes. factors: the tensor whose
     values divide the frequencies in place of a scaling, if there is one. truncate: YaRN's bounds are whole dimensions.
+    turning: with the proportional scaling only so many of the values turn, the first of both halves.
     """
 
     theta: float
@@ -49,6 +50,7 @@ class RopeSpec:
     truncate: bool = True
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
+    turning: int = 0
     factors: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class RopeSpec:
         check_number("rope.factor", self.factor, 0, math.inf, open_low=True)
         if self.scaling in ("yarn", "llama3", "dynamic"):
             check_integer("rope.original_context", self.original_context, 1)
+        check_integer("rope.turning", self.turning, 0, self.rotary)
         if self.attention_factor is not None:
             check_number("rope.attention_factor", self.attention_factor, 0, math.inf, open_low=True)
         for name in ("beta_fast", "beta_slow", "low_frequency_factor", "high_frequency_factor"):
@@ -111,7 +114,9 @@ class AttentionSpec:
     qk_norm: RMSNorm of queries and keys, for each head or over the full width. clip: the largest magnitude of queries,
     keys and values. scale: what scores are multiplied by, 1 / sqrt(head_dim) unless it is given. sinks: each head has a
     logit that takes a part of the softmax and has no value. gate: what a head answers is multiplied by the sigmoid of
-    values that the projection of queries gives beside its query. Biases are there where the checkpoint has them.
+    values that the projection of queries gives beside its query. value_norm: RMSNorm of each head's values, without a
+    weight. values_from_keys: values are what the projection of keys gives. Biases are there where the checkpoint has
+    them.
     """
 
     heads: int
@@ -124,6 +129,8 @@ class AttentionSpec:
     sinks: bool = False
     scale: float | None = None
     gate: bool = False
+    value_norm: bool = False
+    values_from_keys: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim"):
@@ -410,12 +417,33 @@ class SharedSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BesideSpec:
+    """A dense network beside the experts, with norms of its own, before it and of its answer, by their GGUF names."""
+
+    network: DenseSpec
+    norm: str
+    answer_norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoeSpec:
-    """A mixture of experts: `expert` is what each of them is."""
+    """A mixture of experts: `expert` is what each of them is.
+
+    beside: a dense network that each row goes through, too. answer_norm: what GGUF files call the norm of the experts'
+    answer, where there is one. router_scale: the router has an RMSNorm of its own, whose weight is that of GGUF files
+    times this; None: it sees what the experts see.
+    """
 
     routing: RoutingSpec
     expert: DenseSpec
     shared: SharedSpec | None = None
+    beside: BesideSpec | None = None
+    answer_norm: str = ""
+    router_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.router_scale is not None:
+            check_number("router_scale", self.router_scale, 0, 1e30, open_low=True)
 
 
 Mixer = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | ShortConvSpec
@@ -427,7 +455,7 @@ class LayerSpec:
     """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each.
 
     ffn_norm: what GGUF files call the second norm. residual_scale: what both answers are multiplied by before they are
-    added to the residual stream.
+    added to the residual stream. answer_norms: what GGUF files call the norms of both answers, where there are such.
     """
 
     mixer: Mixer
@@ -435,9 +463,16 @@ class LayerSpec:
     norm: NormSpec
     ffn_norm: str = "ffn_norm"
     residual_scale: float = 1.0
+    answer_norms: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         check_number("residual_scale", self.residual_scale, 0, 1e30, open_low=True)
+
+    @property
+    def answers_apart(self) -> bool:
+        """Whether answers are made in a buffer of their own before they are added to the residual stream."""
+        beside = isinstance(self.ffn, MoeSpec) and self.ffn.beside is not None
+        return self.residual_scale != 1 or self.answer_norms is not None or beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,7 +480,8 @@ class ModelSpec:
     """A decoder.
 
     learned_positions: a vector for each position is added to the embedding. embedding_scale and logit_scale: what
-    embeddings and logits are multiplied by. final_norm: what GGUF files call the last norm.
+    embeddings and logits are multiplied by. logit_cap: logits are bent to stay below it. final_norm: what GGUF files
+    call the last norm.
     """
 
     architecture: str
@@ -458,6 +494,7 @@ class ModelSpec:
     learned_positions: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_cap: float | None = None
     final_norm: str = "output_norm"
     routing: RoutingSpec = field(init=False)  # of all its mixtures
 
@@ -468,6 +505,8 @@ class ModelSpec:
         check_integer("layers", len(self.layers), 1, MAX_LAYERS)
         for name in ("embedding_scale", "logit_scale"):
             check_number(name, getattr(self, name), 0, 1e30, open_low=True)
+        if self.logit_cap is not None:
+            check_number("logit_cap", self.logit_cap, 0, 1e30, open_low=True)
         routings = [layer.ffn.routing for layer in self.layers if isinstance(layer.ffn, MoeSpec)]
         sizes = sorted({(routing.experts, routing.experts_per_token) for routing in routings})
         if len(sizes) != 1:

@@ -100,5 +100,5 @@ def test_soft_cap(width: int, cap: float) -> None:
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, np.inf, np.nan])
 def test_soft_cap_names_a_wrong_cap(cap: float) -> None:
-    with pytest.raises(ValueError, match="cap: found .*, expected a finite number above 0"):
+    with pytest.raises(ValueError, match=r"cap: found .*, expected a finite number above 0"):
         ops.soft_cap(ops.tensor("F32", (1, 8)), cap)

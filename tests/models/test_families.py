@@ -179,7 +179,8 @@ def test_a_converted_file_has_the_names_of_llama_cpp(tmp_path: Path, path: Path)
         pytest.skip("a family that llama.cpp does not know")
     known: set[Any] = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[numbers[architecture]]}
     known |= {f"blk.{{bid}}.ffn_{part}" for part in ("gate", "up", "down")}  # of dense layers, which it may not run
-    names = {re.sub(r"^blk\.\d+", "blk.{bid}", re.sub(r"\.(weight|bias)$", "", name)) for name in file.tensors}
+    known |= {"blk.{bid}.ffn_gate_exps", "blk.{bid}.ffn_up_exps"}  # which it reads where they are not in one
+    names = {re.sub(r"^blk\.\d+", "blk.{bid}", re.sub(r"\.(weight|bias|scale)$", "", name)) for name in file.tensors}
     assert names <= known
     prefix = f"{architecture}."
     keys = {"{arch}." + key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}

@@ -29,37 +29,42 @@ class Attention:
         output_bias = weights.optional_vector(f"{prefix}_output.bias", hidden)
         self._output_bias = None if output_bias is None else (output_bias,)
         self._rule = _rule(spec, prefix, norm.eps, build)
-        self._attended, *self._places = build.places(self.scratch(spec, hidden).buffers)
+        self._names = tuple(dict.fromkeys(f"{prefix}_{part}.weight" for part, _, _ in parts))
+        self._values_from_keys = spec.values_from_keys
+        self._places = tuple(build.places(self.scratch(spec, hidden).buffers))
         self._exact = build.exact
 
     @staticmethod
     def scratch(spec: AttentionSpec, hidden: int) -> Scratch:
         """Buffers of what is attended to and of the projections; the native code quantises its inputs."""
-        names = "q", "k", "v", "gate"
-        projected = (Buffer(name, width) for name, (_, width, _) in zip(names, _projections(spec), strict=False))
-        buffers = Buffer("attended", spec.query_width), *projected
+        widths = {"attended": spec.query_width, "q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
+        if spec.gate:
+            widths["gate"] = spec.query_width
+        buffers = tuple(Buffer(name, width) for name, width in widths.items())
         return Scratch(buffers, QUANTIZED_BYTES * max(hidden, spec.query_width))
 
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
         """Norm rows.hidden into rows.normed, add its attention to rows.answer; keys and values go into the cache."""
         views = rows.views
-        attended, projected = views[self._attended], tuple(views[place] for place in self._places)
+        attended, q, k, v, *gate = [views[place] for place in self._places]
+        projected = (q, k, *gate) if self._values_from_keys else (q, k, v, *gate)
         if not ops.norm_matmul(
             projected, rows.normed, rows.hidden, self._norm.parameters, self._weights, self._exact, self._biases
         ):
             raise not_finite(self._norm.name)
-        q, k, v, *gate = projected
+        if self._values_from_keys:
+            v.numpy()[...] = k.numpy()
         found = ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule)
         if found:
-            raise _not_finite(self._prefix, found)
+            raise _not_finite(self._prefix, found, self._values_from_keys)
         if gate:
             ops.sigmoid_gate(attended, *gate)
         ops.matmul((rows.answer,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
-        yield tuple(f"{self._prefix}_{part}.weight" for part in "qkv"), rows.normed
-        yield (f"{self._prefix}_output.weight",), rows.views[self._attended]
+        yield self._names, rows.normed
+        yield (f"{self._prefix}_output.weight",), rows.views[self._places[0]]
 
 
 def _projections(spec: AttentionSpec) -> list[tuple[str, int, RowOrder | None]]:
@@ -67,7 +72,7 @@ def _projections(spec: AttentionSpec) -> list[tuple[str, int, RowOrder | None]]:
 
     Each head's rows of the gate are behind those of its query.
     """
-    kv = [(part, spec.kv_width, None) for part in "kv"]
+    kv = [(part, spec.kv_width, None) for part in ("k" if spec.values_from_keys else "kv")]
     if not spec.gate:
         return [("q", spec.query_width, None), *kv]
     head = spec.head_dim
@@ -75,13 +80,15 @@ def _projections(spec: AttentionSpec) -> list[tuple[str, int, RowOrder | None]]:
     return [("q", spec.query_width, query), *kv, ("q", spec.query_width, gate)]
 
 
-def _not_finite(prefix: str, found: str) -> NumericalError:
+def _not_finite(prefix: str, found: str, values_from_keys: bool) -> NumericalError:
     """What to raise for what ops.attention found."""
     if found == "scores":
         return NumericalError(
             f"{prefix}_q.weight, {prefix}_k.weight: a product of a query and a key overflows; the weights are "
             "damaged or their type is too narrow for this model"
         )
+    if found in ("v", "v_norm"):  # the norm has no weight
+        return bad_product(f"{prefix}_{'k' if values_from_keys else 'v'}.weight")
     name = f"{prefix}_{found}.weight"
     return not_finite(name) if found.endswith("_norm") else bad_product(name)
 
@@ -96,5 +103,12 @@ def _rule(spec: AttentionSpec, prefix: str, eps: float, build: Build) -> ops.Att
     cosine, sine = (None, None) if spec.rope is None else build.ropes[spec.rope]
     sinks = build.weights.vector(f"{prefix}_sinks.weight", spec.heads) if spec.sinks else None
     return ops.AttentionRule(
-        cosine, sine, spec.score_scale, spec.window, sinks=sinks, q_norm=q_norm, k_norm=k_norm, clip=spec.clip
-    )
+        cosine, sine, spec.score_scale, spec.window, sinks=sinks, q_norm=q_norm, k_norm=k_norm, clip=spec.clip,
+        v_norm=ops.Norm(_ones(spec.head_dim), eps) if spec.value_norm else None,
+    )  # fmt: skip
+
+
+def _ones(size: int) -> ops.Tensor:
+    ones = ops.tensor("F32", (size,))
+    ones.numpy()[...] = 1
+    return ones

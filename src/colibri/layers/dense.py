@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from colibri import ops
 from colibri.layers.build import QUANTIZED_BYTES, Build
 from colibri.layers.workspace import Buffer, Rows, Scratch
-from colibri.spec import DenseSpec, LayerSpec
+from colibri.spec import BesideSpec, DenseSpec, LayerSpec
 
 SCRATCH_BYTES = 4 + QUANTIZED_BYTES  # of an inner value of a network, as a float and quantised
 
@@ -66,3 +68,16 @@ class DenseFeedForward:
         """Norm rows.hidden into rows.normed and add the network's answer to rows.answer."""
         self._norm(rows.normed, rows.hidden)
         self._network(rows)
+
+
+class DenseBeside:
+    """A dense network beside experts: its answer, normed, is what rows.answer holds first."""
+
+    def __init__(self, spec: BesideSpec, layer: int, whole: LayerSpec, build: Build) -> None:
+        self._network = DenseFeedForward(spec.network, layer, replace(whole, ffn_norm=spec.norm), build)
+        self._norm = build.norm(f"blk.{layer}.{spec.answer_norm}", whole.norm)
+
+    def __call__(self, rows: Rows) -> None:
+        """rows.answer is zero before; rows.normed is written over."""
+        self._network(rows)
+        self._norm(rows.answer, rows.answer)

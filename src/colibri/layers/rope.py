@@ -96,10 +96,15 @@ def _yarn_dimension(rope: RopeSpec, turns: float) -> float:
     return rope.rotary * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
+def _proportional(rope: RopeSpec, plain: F64, context: int) -> F64:
+    return np.where(np.arange(rope.rotary // 2) < rope.turning // 2, plain / rope.factor, 0)
+
+
 _SCALINGS: dict[str, Callable[[RopeSpec, F64, int], F64]] = {
     "none": lambda rope, plain, context: plain,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "proportional": _proportional,
 }

@@ -18,7 +18,11 @@ class Router:
     def __init__(self, spec: RoutingSpec, layer: int, norm: Norm, build: Build) -> None:
         self._name = f"blk.{layer}.ffn_gate_inp.weight"
         self._gate = build.weights.matrix(self._name, spec.experts, build.hidden)
-        vectors = {"bias": f"blk.{layer}.ffn_gate_inp.bias", "correction": f"blk.{layer}.exp_probs_b.bias"}
+        vectors = {
+            "bias": f"blk.{layer}.ffn_gate_inp.bias",
+            "correction": f"blk.{layer}.exp_probs_b.bias",
+            "expert_scale": f"blk.{layer}.ffn_down_exps.scale",
+        }
         self._routing = ops.Routing(
             spec.score, renormalize=spec.renormalize, sum_added=spec.sum_added, sum_least=spec.sum_least,
             softmax_of_chosen=spec.softmax_of_chosen, scale=spec.scale, groups=spec.groups,

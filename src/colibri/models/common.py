@@ -7,6 +7,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -34,6 +35,7 @@ from colibri.weights.row_order import RowOrder, adjacent_pairs
 
 SCALINGS: dict[str, RopeScaling] = {
     "none": "none", "default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "dynamic": "dynamic",
+    "proportional": "proportional",
 }  # fmt: skip
 GATINGS: dict[int, dict[str, Any]] = {  # what GGUF's expert_gating_func stands for; 0: nothing is said
     0: {},
@@ -167,6 +169,20 @@ def attention(checkpoint: Checkpoint, *, truncate: bool = True, **rules: Any) ->
     return AttentionSpec(heads=heads, head_dim=head_dim, **(usual | rules))
 
 
+def sliding(checkpoint: Checkpoint, full: AttentionSpec) -> AttentionSpec:
+    """What `full` is in layers that see the latest tokens only, with the sizes and the rope that are theirs (_swa)."""
+    metadata, key = checkpoint.metadata, checkpoint.key
+    head_dim = metadata.integer(key("attention.key_length_swa"), full.head_dim)
+    if metadata.integer(key("attention.value_length_swa"), head_dim) != head_dim:
+        raise UnsupportedError(f"{checkpoint.path}: values and keys of different lengths are not supported")
+    turns = RopeSpec(
+        theta=metadata.number(key("rope.freq_base_swa"), 10000.0),
+        rotary=metadata.integer(key("rope.dimension_count_swa"), head_dim),
+    )
+    window = metadata.integer(key("attention.sliding_window"), low=1)
+    return replace(full, head_dim=head_dim, rope=turns, window=window)
+
+
 def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSpec:
     """The rotary positions: theta, how much of a head turns, and the scaling; truncate where the metadata is silent."""
     metadata, key = checkpoint.metadata, checkpoint.key("rope")
@@ -191,6 +207,7 @@ def rope(checkpoint: Checkpoint, head_dim: int, truncate: bool = True) -> RopeSp
         beta_slow=metadata.number(f"{key}.scaling.yarn_beta_slow", 1.0),
         low_frequency_factor=metadata.number(f"{key}.scaling.low_freq_factor", 1.0),
         high_frequency_factor=metadata.number(f"{key}.scaling.high_freq_factor", 4.0),
+        turning=metadata.integer(f"{key}.scaling.turning", 0),
         factors=ROPE_FACTORS if ROPE_FACTORS in checkpoint.tensors else None,
     )
 

@@ -15,10 +15,10 @@ from colibri.layers import kinds
 from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.linear import DenseWeights
 from colibri.layers.moe import MixtureOfExperts
-from colibri.layers.residual import Residual, made_apart
+from colibri.layers.residual import Residual, made_apart, residuals
 from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
-from colibri.spec import ModelSpec
+from colibri.spec import LayerSpec, ModelSpec
 
 
 class Tap(Protocol):
@@ -35,11 +35,12 @@ class Tap(Protocol):
 
 
 class Block(NamedTuple):
-    """One layer."""
+    """One layer; after each part what adds its answer, where it is not added as it is."""
 
     mixer: Mixer
+    add_mixed: Residual | None
     ffn: FeedForward
-    join: Residual | None  # after each of the two, where their answers are not added as they are
+    add_fed: Residual | None
 
 
 class Decoder:
@@ -55,6 +56,7 @@ class Decoder:
         self.tap: Tap | None = None  # is told of every step
         self._exact = exact
         self._embedding_scale, self._logit_scale = np.float32(spec.embedding_scale), np.float32(spec.logit_scale)
+        self._logit_cap = spec.logit_cap
         self._experts = experts
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         build = Build(weights, workspace, experts, _rope_tables(spec, weights, context), hidden, exact)
@@ -62,14 +64,8 @@ class Decoder:
         self._positions = (
             weights.matrix("position_embd.weight", spec.context_length, hidden) if spec.learned_positions else None
         )
-        self._blocks = [
-            Block(
-                kinds.mixer(layer, number, build),
-                kinds.feed_forward(layer, number, build),
-                Residual(layer, build) if made_apart(spec) else None,
-            )
-            for number, layer in enumerate(spec.layers)
-        ]
+        apart = made_apart(spec)
+        self._blocks = [_block(layer, number, build, apart) for number, layer in enumerate(spec.layers)]
         for block, following in itertools.pairwise(self._blocks):
             if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
                 block.ffn.following = following.ffn
@@ -100,11 +96,11 @@ class Decoder:
             block.mixer(rows, batch, cache.layers[layer])
             if tap is not None:
                 tap.mixed(layer, block.mixer, rows)
-            if block.join is not None:
-                block.join(rows)
+            if block.add_mixed is not None:
+                block.add_mixed(rows)
             block.ffn(rows)
-            if block.join is not None:
-                block.join(rows)
+            if block.add_fed is not None:
+                block.add_fed(rows)
             if tap is not None:
                 tap.fed_forward(layer, rows)
         self._experts.routing.record(rows.chosen_array)
@@ -123,11 +119,20 @@ class Decoder:
         normed = rows.normed.rows(first, last)
         self._norm(normed, rows.hidden.rows(first, last))
         count = last - first
-        ops.matmul((self.workspace.logits.rows(0, count),), normed, self._output, self._exact)
-        logits = self.workspace.logits_array[:count]
+        logits = self.workspace.logits.rows(0, count)
+        ops.matmul((logits,), normed, self._output, self._exact)
+        array = self.workspace.logits_array[:count]
         if self._logit_scale != 1:
-            logits *= self._logit_scale
-        return logits
+            array *= self._logit_scale
+        if self._logit_cap is not None:
+            ops.soft_cap(logits, self._logit_cap)
+        return array
+
+
+def _block(spec: LayerSpec, number: int, build: Build, apart: bool) -> Block:
+    mixer, ffn = kinds.mixer(spec, number, build), kinds.feed_forward(spec, number, build)
+    add_mixed, add_fed = residuals(spec, number, build) if apart else (None, None)
+    return Block(mixer, add_mixed, ffn, add_fed)
 
 
 def _rope_tables(spec: ModelSpec, weights: DenseWeights, context: int) -> RopeTables:

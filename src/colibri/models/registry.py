@@ -8,6 +8,7 @@ from colibri.models import (
     deepseek2,
     deepspeed_moe,
     ernie4_5_moe,
+    gemma4,
     glm4_moe,
     gpt_oss,
     granite_moe,
@@ -42,6 +43,7 @@ FAMILIES = Families(
         lfm2_moe,
         deepseek2,
         ernie4_5_moe,
+        gemma4,
         deepspeed_moe,
     )
 )

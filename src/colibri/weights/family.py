@@ -159,7 +159,7 @@ COMMON_KEYS: Final = (
     Key("attention.head_count", ("num_attention_heads",)),
     Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps"), "number"),
     Key("expert_count", ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")),
-    Key("expert_used_count", ("num_experts_per_tok", "moe_k")),
+    Key("expert_used_count", ("num_experts_per_tok", "moe_k", "top_k_experts")),
 )
 
 

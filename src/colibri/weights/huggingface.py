@@ -41,9 +41,9 @@ def read_huggingface(
     config = Metadata(file, {name: value for name, value in read_object(file).items() if value is not None})
     family = _family(config, families)
     directory = family.directories[config.text("model_type")]
-    _check_supported(config, directory)
     if directory.text:
         config = _inside(config, directory.text)
+    _check_supported(config, directory)
     metadata = _metadata(config, family, directory, repository_name(path) or path.resolve().name)
     layers = metadata.integer(f"{metadata.text('general.architecture')}.block_count", low=1, high=1 << 16)
     kept, notes = _skip(directory, layers, read_weights(path))
@@ -136,8 +136,9 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     head_dim = config.integer(directory.head_dim, hidden // heads, low=1, high=1 << 16)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
-    values |= _rope(config, directory, head_dim, values["context_length"]) | dict(directory.always)
-    values |= directory.more_keys(config)
+    more = dict(directory.more_keys(config))
+    heads_of = {"full": more.get("attention.key_length", head_dim), "sliding": head_dim}
+    values |= _ropes(config, directory, heads_of, values["context_length"]) | dict(directory.always) | more
     prefix = directory.architecture or family.architectures[0]
     general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
     return Metadata(
@@ -153,17 +154,37 @@ def _as_stored(value: Any) -> Any:
         return float(np.float32(value)) if isinstance(value, float) else value
 
 
-def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -> dict[str, Any]:
+def _ropes(config: Metadata, directory: Directory, head_dims: Mapping[str, int], context: int) -> dict[str, Any]:
     """Rope keys from rope_parameters (transformers 5) or rope_theta, rotary_dim and rope_scaling (before).
 
-    The types "llama3" and "dynamic" and the keys low_freq_factor, high_freq_factor and yarn_truncate are not in GGUF's
-    vocabulary (llama.cpp stores a table of factors for llama3 and does not know dynamic); they are ours.
+    Where full and sliding layers turn in ways of their own, those of the sliding ones end with _swa.
     """
     field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # which of both transformers takes
-    given = config.get(field, {})
+    given = _rope_object(config, field, config.get(field, {}))
+    if "full_attention" not in given:
+        return _rope(config, directory, given, head_dims["full"], context)
+    full, sliding = (
+        _rope(config, directory, _rope_object(config, field, given.get(f"{kind}_attention")), head_dims[kind], context)
+        for kind in ("full", "sliding")
+    )
+    if len(sliding) > 2:
+        raise UnsupportedError(f"{config.source}: {field} scales the rope of sliding layers, which is not run")
+    return full | {f"{key}_swa": value for key, value in sliding.items()}
+
+
+def _rope_object(config: Metadata, field: str, given: object) -> Metadata:
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise FormatError(f"{config.source}: {field} is {given!r:.80}, an object is expected")
-    rope = Metadata(config.source, {name: value for name, value in given.items() if value is not None})
+    return Metadata(config.source, {name: value for name, value in given.items() if value is not None})
+
+
+def _rope(config: Metadata, directory: Directory, rope: Metadata, head_dim: int, context: int) -> dict[str, Any]:
+    """The keys of one kind of layers.
+
+    The types "llama3", "dynamic" and "proportional" and the keys low_freq_factor, high_freq_factor, yarn_truncate and
+    turning are not in GGUF's vocabulary (llama.cpp stores a table of factors for llama3 and proportional and does not
+    know dynamic); they are ours.
+    """
     theta = rope.number("rope_theta", config.number("rope_theta", directory.theta))
     usual = config.number("rotary_dim", head_dim * directory.rotary_part) / head_dim
     part = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", usual))
@@ -174,18 +195,25 @@ def _rope(config: Metadata, directory: Directory, head_dim: int, context: int) -
             what = f"partial_rotary_factor is {part:g}; for {config['model_type']} rope over whole heads is run"
             raise UnsupportedError(f"{config.source}: {what}")
         return keys
+    if kind == "proportional":  # pairs are those of the whole head, and some of them turn
+        scaling = {"type": kind, "factor": rope.number("factor", 1.0), "turning": 2 * int(part * head_dim // 2)}
+        return keys | {"rope.dimension_count": head_dim} | _scaling_keys(scaling)
     if kind in ("llama3", "yarn") and "original_max_position_embeddings" in config:  # it has priority
         rope = Metadata(
             config.source, {**rope, "original_max_position_embeddings": config["original_max_position_embeddings"]}
         )
     if kind not in _SCALINGS:
         raise UnsupportedError(
-            f"{config.source}: rope_type {kind!r} is not run; known: default, {', '.join(_SCALINGS)}"
+            f"{config.source}: rope_type {kind!r} is not run; known: default, proportional, {', '.join(_SCALINGS)}"
         )
     scaling = {"type": kind, "factor": rope.number("factor")} | _SCALINGS[kind](rope, context)
     if kind != "llama3":  # whose files say the stretched length themselves
         keys["context_length"] = max(context, int(rope.number("factor") * _original(rope, context)))
-    return keys | {f"rope.scaling.{name}": value for name, value in scaling.items()}
+    return keys | _scaling_keys(scaling)
+
+
+def _scaling_keys(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"rope.scaling.{name}": value for name, value in scaling.items()}
 
 
 def _original(rope: Metadata, context: int) -> int:
