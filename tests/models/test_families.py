@@ -6,6 +6,7 @@ A new family is tested by its golden; nothing here names one.
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from colibri.models.registry import open_checkpoint
 from colibri.observe.trace import LayerTraces
 from colibri.weights.gguf import read_gguf
 
-from .conftest import DIRECTORIES, distance, golden_of
+from .conftest import DIRECTORIES, GOLDEN, distance, golden_of
 
 Load = Callable[..., Model]
 PLAIN = 1e-3  # of the logits' range: the cache rounds keys and values to float16, the oracle does not
@@ -185,3 +186,10 @@ def test_a_converted_file_has_the_names_of_llama_cpp(tmp_path: Path, path: Path)
     prefix = f"{architecture}."
     keys = {"{arch}." + key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
     assert keys <= keys_of(gguf.Keys)
+
+
+def test_the_table_of_families_is_what_the_tests_find() -> None:
+    """docs/families.md; `python tools/families.py` writes it."""
+    tool = runpy.run_path(str(GOLDEN.parent.parent / "tools" / "families.py"))
+    text = tool["DOCUMENT"].read_text()
+    assert tool["written"](text) == text
