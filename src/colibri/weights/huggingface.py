@@ -137,8 +137,9 @@ def _metadata(config: Metadata, family: Family, directory: Directory, name: str)
     values["attention.head_count_kv"] = config.integer("num_key_value_heads", heads, low=1)
     values["attention.key_length"] = values["attention.value_length"] = head_dim
     more = dict(directory.more_keys(config))
-    heads_of = {"full": more.get("attention.key_length", head_dim), "sliding": head_dim}
-    values |= _ropes(config, directory, heads_of, values["context_length"]) | dict(directory.always) | more
+    full, sliding = (more.get(f"attention.key_length{kind}", head_dim) for kind in ("", "_swa"))
+    head_dims = {"all": head_dim, "full": full, "sliding": sliding}
+    values |= _ropes(config, directory, head_dims, values["context_length"]) | dict(directory.always) | more
     prefix = directory.architecture or family.architectures[0]
     general = {"general.architecture": prefix, "general.name": name, "general.type": "model"}
     return Metadata(
@@ -162,7 +163,7 @@ def _ropes(config: Metadata, directory: Directory, head_dims: Mapping[str, int],
     field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # which of both transformers takes
     given = _rope_object(config, field, config.get(field, {}))
     if "full_attention" not in given:
-        return _rope(config, directory, given, head_dims["full"], context)
+        return _rope(config, directory, given, head_dims["all"], context)
     full, sliding = (
         _rope(config, directory, _rope_object(config, field, given.get(f"{kind}_attention")), head_dims[kind], context)
         for kind in ("full", "sliding")
