@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from colibri.cli.options import Size, load_options
 from colibri.config import LoadOptions
-from colibri.errors import UnsupportedError
+from colibri.errors import FileError, UnsupportedError
 from colibri.experts.plan import readable
 
 if TYPE_CHECKING:
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
 @click.option("--api-key", help="Clients must send it as a bearer token.  [env var: COLIBRI_API_KEY]")
+@click.option("--api-key-file", type=click.Path(path_type=Path),
+              help="File of keys, one a line; lines that begin with # are comments.")  # fmt: skip
 @click.option("--open-to-all", is_flag=True, help="Allow other machines in without an API key.")
-@click.option("--allowed-host", multiple=True, help="Host name under which browsers may reach the service.")
+@click.option("--allowed-host", multiple=True,
+              help="Host name under which browsers may reach the service: box.local:8080, *.example.org.")  # fmt: skip
+@click.option("--cors-origin", multiple=True,
+              help="Origin whose pages may use the service; https://chat.example.org, or * for all.")  # fmt: skip
+@click.option("--root-path", default="", help="Path under which a reverse proxy has the service, such as /colibri.")
+@click.option("--trusted-proxy", multiple=True,
+              help="Address or network of a reverse proxy whose X-Forwarded headers are believed.")  # fmt: skip
 @click.option("--sequences", type=click.IntRange(1, 1024), default=8, show_default=True,
               help="Whole contexts that the cache holds; requests take room as they grow.")  # fmt: skip
 @click.option("--chunk", type=click.IntRange(1, 1 << 16), default=256, show_default=True,
@@ -43,7 +52,8 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Refuse requests with unknown fields, which are ignored otherwise.")
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
-    options: LoadOptions, host: str, port: int, api_key: str | None, open_to_all: bool, allowed_host: tuple[str, ...],
+    options: LoadOptions, host: str, port: int, api_key: str | None, api_key_file: Path | None, open_to_all: bool,
+    allowed_host: tuple[str, ...], cors_origin: tuple[str, ...], root_path: str, trusted_proxy: tuple[str, ...],
     sequences: int, chunk: int, queue: int, body_limit: int, drain: float, keep_alive: float, client_timeout: float,
     hang: float, strict: bool, name: str | None,
 ) -> int:  # fmt: skip
@@ -54,12 +64,25 @@ def command(
     settings = settings_type(
         load=replace(options, sequences=sequences, chunk=chunk, share_prefixes=True),
         host=host, port=port, api_key=api_key, open_to_all=open_to_all, allowed_hosts=allowed_host, queue=queue,
+        api_keys=() if api_key_file is None else _keys(api_key_file), cors_origins=cors_origin,
+        root_path=root_path.rstrip("/"), trusted_proxies=trusted_proxy,
         body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, client_timeout_s=client_timeout,
         hang_s=hang, strict=strict, model_name=name,
     )  # fmt: skip
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(settings, _announce)
     return 0
+
+
+def _keys(path: Path) -> tuple[str, ...]:
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or 'no text'}") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise FileError(f"--api-key-file {path}: found no keys, expected one a line")
+    return keys
 
 
 def _server() -> tuple[Any, Any]:

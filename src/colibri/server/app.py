@@ -50,18 +50,20 @@ def make_app(service: Service) -> FastAPI:
     problems.install(app)
     api_routes.install(app, service)
     _observation(app, service)
-    _page(app)
-    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    _page(app, service.settings.root_path)
+    app.openapi = lambda: _document(app, service.settings.root_path)  # type: ignore[method-assign]
     return app
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, root: str) -> dict[str, Any]:
     """The OpenAPI document, without the kind of answer to malformed requests that FastAPI has and this service not."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+        if root:
+            document["servers"] = [{"url": root}]
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -100,8 +102,11 @@ async def _reports(service: Service) -> AsyncGenerator[str, None]:
         service.live.leave(viewer)
 
 
-def _page(app: FastAPI) -> None:
+def _page(app: FastAPI, root: str) -> None:
     files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in PAGE.iterdir() if path.suffix in _TYPES}
+    index_page, kind = files["index.html"]
+    if root:  # what the page asks for is relative to it, wherever a proxy has it
+        files["index.html"] = index_page.replace(b"<head>", f'<head>\n  <base href="{root}/">'.encode(), 1), kind
 
     def answer(name: str) -> Response:
         if name not in files:
@@ -159,6 +164,7 @@ def run(settings: ServerSettings, announce: Callable[[Service, Ready, str], None
     service = Service(settings)
     config = uvicorn.Config(
         make_app(service), log_level="warning", access_log=False, server_header=False, lifespan="off",
+        proxy_headers=False,
         http=protocol_with(settings.client_timeout_s), h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)), timeout_keep_alive=30,
     )  # fmt: skip

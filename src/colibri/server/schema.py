@@ -24,10 +24,17 @@ Ids = Annotated[list[TokenId], Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
+def _open(schema: dict[str, Any]) -> None:
+    """JSON Schema allows further properties where it says nothing of them."""
+    schema.pop("additionalProperties", None)
+
+
 class Strict(BaseModel):
     """No numbers from texts, no NaN; unknown fields are put aside."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=_open
+    )
 
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colibri.server.connections import MAX_HEADER_BYTES, headers_too_large
+from colibri.server.hosts import LOOPBACK_NAMES, Place, Rule, address_of, host_rule, networks, origin_rule
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, json_response
-from colibri.server.settings import LOOPBACK_NAMES, ServerSettings
+from colibri.server.proxies import forwarded
+from colibri.server.settings import ServerSettings
 
 OPEN_PATHS = ("/", "/health", "/page/", "/favicon.ico")  # without a key: they tell nothing of anybody's requests
+METHODS = "GET, HEAD, POST, OPTIONS"
+_EXPOSED = "x-colibri-ignored, x-request-id, retry-after"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 
 
 class Gate:
@@ -25,8 +30,12 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
-        self._key = None if settings.api_key is None else settings.api_key.encode()
-        self._hosts = LOOPBACK_NAMES | {settings.host} | set(settings.allowed_hosts)
+        self._keys = [key.encode() for key in settings.keys]
+        own = (host for host in LOOPBACK_NAMES | {settings.host})
+        self._hosts = [*(Rule(name) for name in own), *(host_rule(text) for text in settings.allowed_hosts)]
+        self._origins = [origin_rule(text) for text in settings.cors_origins]
+        self._proxies = networks(settings.trusted_proxies)
+        self._root = settings.root_path
         self._limit = settings.body_bytes
         self._timeout_s = settings.client_timeout_s
 
@@ -35,56 +44,120 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
+        given = scope
+        scope = _without_root(forwarded(scope, self._proxies), self._root)
+        headers = Headers(scope=scope)
+        status, extra = 500, [*_SAFE_HEADERS]
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_SAFE_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
+        answer = _headless(counted) if given["method"] == "HEAD" else counted
         try:
-            headers = Headers(scope=scope)
-            self._check(scope["path"], headers)
-            await self._app(scope, _bounded(receive, self._limit, self._timeout_s), counted)
+            extra += self._shared_with(headers)
+            self._check(scope, headers)
+            if scope["method"] == "OPTIONS":
+                await Response(status_code=204, headers=_options(headers))(scope, receive, answer)
+                return
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
+            await self._app(scope, _bounded(receive, self._limit, self._timeout_s), answer)
         except ApiError as error:
-            await json_response(error.body(), error.status, error.headers)(scope, receive, counted)
+            await json_response(error.body(), error.status, error.headers)(scope, receive, answer)
         finally:
             self._metrics.requests.labels(_known_path(scope), str(status)).inc()
 
-    def _check(self, path: str, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
             raise headers_too_large()
-        if not self._allowed(f"//{headers.get('host', '')}"):
+        if not self._keys and not self._known_host(headers):  # who has a key was not led here by a trick
             raise ApiError(403, "This host name is not allowed; the server's --allowed-host names those that are.")
-        origin = headers.get("origin")
-        if origin is not None and not self._allowed(origin):
-            raise ApiError(403, "Pages of other origins may not use this server.")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._limit:
             raise _too_large(self._limit)
-        if self._key is not None and not _is_open(path):
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key):
-                raise ApiError(
-                    401, "The API key is missing or wrong: send Authorization: Bearer KEY.", code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )  # fmt: skip
+        if self._keys and not _is_open(scope["path"]) and scope["method"] != "OPTIONS" and not self._has_key(headers):
+            raise ApiError(
+                401, "The API key is missing or wrong: send Authorization: Bearer KEY.", code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
 
-    def _allowed(self, url: str) -> bool:
+    def _has_key(self, headers: Headers) -> bool:
+        """As OpenAI's clients send it, or as Anthropic's do."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        shown = [headers.get("x-api-key", ""), given if scheme.lower() == "bearer" else ""]
+        found = [hmac.compare_digest(text.strip().encode(), key) for text in shown for key in self._keys]
+        return any(found)  # after all were compared, so that the time tells nothing
+
+    def _known_host(self, headers: Headers) -> bool:
         """A name must be known; an address is safe, as a page cannot choose what its own name resolves to with it."""
-        try:
-            name = urlsplit(url).hostname or ""
-        except ValueError:
+        place = Place.of(f"//{headers.get('host', '')}")
+        if place is None:
             return False
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return address_of(place.name) is not None or any(rule.matches(place) for rule in self._hosts)
+
+    def _shared_with(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """What tells a browser that a page of another origin may see the answer. Raises ApiError when it may not."""
+        origin = headers.get("origin")
+        if origin is None:
+            return []
+        place = Place.of(origin)
+        own = Place.of(f"//{headers.get('host', '')}")
+        same = place is not None and own is not None and (place.name, place.port) == (own.name, own.port)
+        if not same and not self._known_origin(origin, place):
+            raise ApiError(
+                403, "Pages of other origins may not use this server; its --cors-origin names those that may."
+            )
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin"),
+            (b"access-control-expose-headers", _EXPOSED.encode()),
+        ]  # fmt: skip
+
+    def _known_origin(self, origin: str, place: Place | None) -> bool:
+        if place is None:
+            return origin == "null" and None in self._origins
+        rules = [*self._hosts, *(rule for rule in self._origins if rule is not None)]
+        return any(rule.matches(place) for rule in rules)
+
+
+def _without_root(scope: Scope, root: str) -> Scope:
+    """The path below --root-path, for proxies that pass it on whole; others cut it off themselves."""
+    path = scope["path"]
+    if not root or not (path == root or path.startswith(f"{root}/")):
+        return scope
+    return {**scope, "path": path[len(root) :] or "/", "raw_path": scope["raw_path"][len(root) :] or b"/"}
+
+
+def _headless(send: Send) -> Send:
+    """Sends what an answer to GET begins with, and then its end."""
+    ended = False
+
+    async def begin_and_end(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:
+            ended = True
+            await send({"type": "http.response.body", "body": b""})
+
+    return begin_and_end
+
+
+def _options(headers: Headers) -> dict[str, str]:
+    """What may be asked here; a page of another origin asks before it sends."""
+    if "origin" not in headers:
+        return {"Allow": METHODS}
+    asked = headers.get("access-control-request-headers", "")
+    private = {"Access-Control-Allow-Private-Network": "true"}
+    return {
+        "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Allow-Headers": asked if _HEADER_NAMES.fullmatch(asked) else "authorization, content-type",
+        "Access-Control-Max-Age": "600",
+        **(private if headers.get("access-control-request-private-network") == "true" else {}),
+    }
 
 
 _SAFE_HEADERS = [

@@ -70,7 +70,7 @@ async function send(text) {
   let usage = null;
   const start = performance.now();
   try {
-    const response = await ask("/v1/chat/completions", {
+    const response = await ask("v1/chat/completions", {
       method: "POST",
       signal: running.signal,
       body: JSON.stringify({
@@ -196,13 +196,13 @@ function state(text, bad) {
 async function live() {
   for (;;) {
     try {
-      const response = await ask("/live", {});
+      const response = await ask("live", {});
       state("connected", false);
       for await (const report of events(response.body)) show(report);
     } catch (error) {
       state(error.message, true);
     }
-    const health = await fetch("/health").then((answer) => answer.json()).catch(() => null);
+    const health = await fetch("health").then((answer) => answer.json()).catch(() => null);
     state(health ? `engine ${health.status}` : "the server cannot be reached", !health || health.status !== "ok");
     await new Promise((resolve) => setTimeout(resolve, 1500));
   }
