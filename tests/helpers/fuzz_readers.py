@@ -19,7 +19,7 @@ from colibri.conversion.imatrix import read_imatrix
 from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.conversion.torch_file import read_file as read_torch, read_state
 from colibri.errors import ColibriError
-from colibri.models.registry import model_spec, open_checkpoint
+from colibri.models.registry import FAMILIES, model_spec, open_checkpoint
 from colibri.text import load_tokenizer, render_chat
 from colibri.text.embedded_json import JSON
 from colibri.weights.gguf import read_gguf
@@ -95,7 +95,7 @@ def _gguf_seeds() -> list[bytes]:
 
 def _tokenizer_seeds() -> list[bytes]:
     """With the whole tokenizer.json, and by GGUF's own keys."""
-    keys = tokenizer_metadata(MODEL, "qwen3moe", 272, lambda note: None)
+    keys = tokenizer_metadata(MODEL, FAMILIES.by_architecture["qwen3moe"].pre_tokenizers, 272, lambda note: None)
     return [gguf_header(keys, []), gguf_header({key: value for key, value in keys.items() if key != JSON}, [])]
 
 

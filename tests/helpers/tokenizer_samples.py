@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from colibri.models.registry import FAMILIES
 from colibri.text import Tokenizer as LoadedTokenizer, load_tokenizer
+from colibri.weights.family import PreTokenizers
 from colibri.weights.metadata import Metadata
 
 # The patterns as the models' own tokenizer.json files have them.
@@ -134,6 +136,13 @@ def byte_level_metadata(tokenizer: Tokenizer, pre: str | None = "qwen2", archite
     return metadata
 
 
+def expected_of(architecture: str) -> PreTokenizers:
+    """What the checkpoints of a family say of splitting."""
+    family = FAMILIES.by_architecture.get(architecture)
+    return PreTokenizers() if family is None else family.pre_tokenizers
+
+
 def load_metadata(values: dict[str, Any]) -> LoadedTokenizer:
     """The tokenizer of a GGUF file with this metadata."""
-    return load_tokenizer(Metadata(Path("model.gguf"), values))
+    metadata = Metadata(Path("model.gguf"), values)
+    return load_tokenizer(metadata, expected_of(metadata.text("general.architecture", "")))

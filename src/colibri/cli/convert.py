@@ -71,7 +71,7 @@ def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
         _note(f"{checkpoint.path}: has no tokenizer.json; put the trainer's there, or the output knows ids only")
         return {}
     vocab_size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
-    return tokenizer_metadata(checkpoint.path, checkpoint.architecture, vocab_size, _note, pre=pre)
+    return tokenizer_metadata(checkpoint.path, checkpoint.family.pre_tokenizers, vocab_size, _note, pre=pre)
 
 
 def _importance(path: Path | None) -> ImportanceMatrix | None:

@@ -19,14 +19,15 @@ from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import TokenType
 from colibri.text.huggingface import Directory
 from colibri.text.pieces import Vocabulary
-from colibri.text.pretokenizers import EXPECTED, PRE_TOKENIZERS, PreTokenizer
+from colibri.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from colibri.text.special_tokens import MORE_ENDS, SpecialIds, end_ids
 from colibri.text.tokenizer_json import MAX_BYTES, wrapping
+from colibri.weights.family import PreTokenizers
 
 Note = Callable[[str], None]
 
 def tokenizer_metadata(
-    directory: Path, architecture: str, vocab_size: int, note: Note, *, pre: str | None = None
+    directory: Path, expected: PreTokenizers, vocab_size: int, note: Note, *, pre: str | None = None
 ) -> dict[str, object]:
     """The keys that describe the tokenizer of a directory; the vocabulary is padded to `vocab_size` ids.
 
@@ -43,7 +44,7 @@ def tokenizer_metadata(
         pieces, types = pieces[:vocab_size], types[:vocab_size]
     keys: dict[str, object] = {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": np.array(types, np.int32)}
     if vocabulary.style == "byte_level":
-        name = pre or _pre_tokenizer(vocabulary, architecture, source.file, note)
+        name = pre or _pre_tokenizer(vocabulary, expected, source.file, note)
         keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}
     elif vocabulary.style == "sentencepiece":
         keys |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
@@ -124,9 +125,9 @@ def _scores(pieces: Sequence[str], description: dict[str, Any]) -> np.ndarray[An
     return np.array([-float(ranks.get(piece, last)) for piece in pieces], np.float32)
 
 
-def _pre_tokenizer(vocabulary: Vocabulary, architecture: str, file: Path, note: Note) -> str:
+def _pre_tokenizer(vocabulary: Vocabulary, expected: PreTokenizers, file: Path, note: Note) -> str:
     """The name under which GGUF knows how this tokenizer splits words, or `default`, which says that nobody knows."""
-    name = detect_pre_tokenizer(vocabulary, architecture)
+    name = detect_pre_tokenizer(vocabulary, expected)
     if name is not None:
         return name
     note(
@@ -136,7 +137,7 @@ def _pre_tokenizer(vocabulary: Vocabulary, architecture: str, file: Path, note: 
     return "default"
 
 
-def detect_pre_tokenizer(vocabulary: Vocabulary, architecture: str) -> str | None:
+def detect_pre_tokenizer(vocabulary: Vocabulary, expected: PreTokenizers) -> str | None:
     """The name whose way of splitting gives the same words of probes; None when none does."""
     words = [_words(vocabulary.backend.pre_tokenizer, probe) for probe in WORDS]
     fits = [name for name, candidate in PRE_TOKENIZERS.items() if words == _words_of(candidate)]
@@ -147,7 +148,7 @@ def detect_pre_tokenizer(vocabulary: Vocabulary, architecture: str) -> str | Non
     def likeness(name: str) -> tuple[bool, bool, bool]:
         """How well a name goes with the rest of the tokenizer; the first of the best is taken."""
         known = PRE_TOKENIZERS[name]
-        return known.ignore_merges == ignore, known.nfc == composes, name in EXPECTED.get(architecture, frozenset())
+        return known.ignore_merges == ignore, known.nfc == composes, name in expected.names
 
     return max(fits, key=likeness, default=None)
 

@@ -159,7 +159,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer; None when it brings none, as models made for measuring do not."""
     source = checkpoint.tokenizer_source
     there = source.exists() if isinstance(source, Path) else not {MODEL, JSON}.isdisjoint(source)
-    return load_tokenizer(source) if there else None
+    return load_tokenizer(source, checkpoint.family.pre_tokenizers) if there else None
 
 
 def _working_bytes(spec: ModelSpec, scratch: Scratch, chunk: int) -> int:

@@ -217,7 +217,7 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Text to ids and back. Raises FileError or FormatError when the checkpoint brings none (`has_tokenizer`)."""
         if self._tokenizer is None:  # the loader knows best what is missing
-            self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source)
+            self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source, self.checkpoint.family.pre_tokenizers)
         return self._tokenizer
 
     @property

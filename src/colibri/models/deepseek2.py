@@ -27,6 +27,7 @@ from colibri.weights.family import (
     Family,
     Key,
     correction_bias,
+    PreTokenizers,
 )
 from colibri.weights.metadata import Metadata
 from colibri.weights.row_order import RowOrder, adjacent_pairs
@@ -242,7 +243,7 @@ FAMILY = Family(
     row_orders=_row_orders,
     views={"attn_kv_b.weight": _split_of_early_files},
     more_keys=_keys_of_early_files,
-    pre_tokenizers=frozenset({"deepseek-llm", "deepseek-v3", "deepseek-coder", "kimi-k2", "joyai-llm", "glm4"}),
+    pre_tokenizers=PreTokenizers(frozenset({"deepseek-llm", "deepseek-v3", "deepseek-coder", "kimi-k2", "joyai-llm", "glm4"})),
     directories={
         "deepseek_v2": _SOFTMAX,
         "deepseek_v3": _SIGMOID,

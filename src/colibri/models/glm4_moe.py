@@ -18,6 +18,7 @@ from colibri.weights.family import (
     Directory,
     Family,
     Key,
+    PreTokenizers,
     correction_bias,
     first_dense,
 )
@@ -40,7 +41,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 FAMILY = Family(
     architectures=("glm4moe",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"glm4", "chatglm-bpe"}),
+    pre_tokenizers=PreTokenizers(frozenset({"glm4", "chatglm-bpe"})),
     directories={
         "glm4_moe": Directory(
             keys=(

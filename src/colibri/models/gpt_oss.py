@@ -12,7 +12,7 @@ from typing import Any
 from colibri.models import common
 from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, one_width
+from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, PreTokenizers, one_width
 from colibri.weights.metadata import Metadata
 from colibri.weights.row_order import RowOrder
 from colibri.weights.tensor_info import TensorInfo
@@ -75,7 +75,7 @@ def _down(config: Metadata, tensor: TensorInfo) -> Iterator[TensorInfo]:
 FAMILY = Family(
     architectures=("gpt-oss",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"gpt-4o"}),
+    pre_tokenizers=PreTokenizers(frozenset({"gpt-4o"})),
     directories={
         "gpt_oss": Directory(
             keys=(*COMMON_KEYS, *one_width("intermediate_size"), Key("attention.sliding_window", ("sliding_window",))),

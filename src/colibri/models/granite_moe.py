@@ -14,7 +14,7 @@ from colibri.errors import UnsupportedError
 from colibri.models import common, mamba2
 from colibri.spec import Mixer, ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key
+from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, PreTokenizers
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
@@ -119,6 +119,6 @@ FAMILY = Family(
     architectures=("granitemoe", "granitehybrid"),
     spec=common.spec_function(spec),
     row_orders=common.rope_on_adjacent_pairs("attn_q", "attn_k"),
-    pre_tokenizers=frozenset({"refact", "dbrx"}),
+    pre_tokenizers=PreTokenizers(frozenset({"refact", "dbrx"})),
     directories={"granitemoe": _DIRECTORY, "granitemoeshared": _DIRECTORY, "granitemoehybrid": _HYBRID},
 )

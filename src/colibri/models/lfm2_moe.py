@@ -13,7 +13,7 @@ from colibri.errors import UnsupportedError
 from colibri.models import common
 from colibri.spec import Mixer, ModelSpec, ShortConvSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import COMMON_KEYS, Directory, Family, Key, correction_bias
+from colibri.weights.family import COMMON_KEYS, Directory, Family, Key, correction_bias, PreTokenizers
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
@@ -51,7 +51,7 @@ def _convolution(config: Metadata, tensor: TensorInfo) -> Iterator[TensorInfo]:
 FAMILY = Family(
     architectures=("lfm2moe",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"lfm2"}),
+    pre_tokenizers=PreTokenizers(frozenset({"lfm2"})),
     final_norm="token_embd_norm",
     directories={
         "lfm2_moe": Directory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from colibri.models import common
 from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, correction_bias, one_width
+from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, PreTokenizers, correction_bias, one_width
 
 
 def spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -19,7 +19,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 FAMILY = Family(
     architectures=("minimax-m2",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"minimax-m2"}),
+    pre_tokenizers=PreTokenizers(frozenset({"minimax-m2"})),
     directories={
         "minimax_m2": Directory(
             keys=(*COMMON_KEYS, *one_width("intermediate_size")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from colibri.models import common
 from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, one_width
+from colibri.weights.family import ATTENTION, COMMON_KEYS, Directory, Family, Key, PreTokenizers, one_width
 
 
 def spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -23,10 +23,10 @@ FAMILY = Family(
     architectures=("llama",),
     spec=common.spec_function(spec),
     row_orders=common.rope_on_adjacent_pairs("attn_q", "attn_k"),
-    pre_tokenizers=frozenset(
-        {"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken", "smollm", "falcon3", "pixtral"}
+    pre_tokenizers=PreTokenizers(
+        frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken", "smollm", "falcon3", "pixtral"}),
+        others=True,  # of fine-tunes
     ),
-    other_pre_tokenizers=True,
     directories={
         "mixtral": Directory(
             keys=(

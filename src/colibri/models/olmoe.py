@@ -9,7 +9,16 @@ from colibri.errors import UnsupportedError
 from colibri.models import common
 from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, NAMED_EXPERTS, Directory, Family, Key, one_width
+from colibri.weights.family import (
+    ATTENTION,
+    COMMON_KEYS,
+    NAMED_EXPERTS,
+    Directory,
+    Family,
+    Key,
+    PreTokenizers,
+    one_width,
+)
 from colibri.weights.metadata import Metadata
 
 
@@ -31,7 +40,7 @@ def _more_keys(config: Metadata) -> Mapping[str, Any]:
 FAMILY = Family(
     architectures=("olmoe",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"olmo"}),
+    pre_tokenizers=PreTokenizers(frozenset({"olmo"})),
     never_tied=True,
     directories={
         "olmoe": Directory(

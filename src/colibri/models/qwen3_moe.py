@@ -8,7 +8,17 @@ from __future__ import annotations
 from colibri.models import common
 from colibri.spec import ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, DENSE, NAMED_EXPERTS, Directory, Family, Key, sparse_step
+from colibri.weights.family import (
+    ATTENTION,
+    COMMON_KEYS,
+    DENSE,
+    NAMED_EXPERTS,
+    Directory,
+    Family,
+    Key,
+    PreTokenizers,
+    sparse_step,
+)
 
 
 def spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -22,7 +32,7 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
 FAMILY = Family(
     architectures=("qwen3moe",),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"qwen2"}),
+    pre_tokenizers=PreTokenizers(frozenset({"qwen2"})),
     directories={
         "qwen3_moe": Directory(
             keys=(

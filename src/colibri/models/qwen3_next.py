@@ -28,6 +28,7 @@ from colibri.weights.family import (
     Directory,
     Family,
     Key,
+    PreTokenizers,
     sparse_step,
 )
 from colibri.weights.metadata import Metadata
@@ -227,6 +228,6 @@ SEEING: Final = replace(
 FAMILY = Family(
     architectures=("qwen3next", "qwen35moe"),
     spec=common.spec_function(spec),
-    pre_tokenizers=frozenset({"qwen2", "qwen35"}),
+    pre_tokenizers=PreTokenizers(frozenset({"qwen2", "qwen35"})),
     directories={"qwen3_next": NEXT, "qwen3_5_moe": SEEING, "qwen3_5_moe_text": TEXT},
 )

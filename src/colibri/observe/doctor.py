@@ -60,7 +60,7 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
     try:
         made = plan_model(options)
         checkpoint, spec, plan = made.checkpoint, made.spec, made.plan
-        tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+        tokenizer = load_tokenizer(checkpoint.tokenizer_source, checkpoint.family.pre_tokenizers)
         notes = tokenizer.notes if tokenizer.vocab_size else ()
     except ColibriError as error:
         advice = next(advice for kind, advice in _ADVICE.items() if isinstance(error, kind))

@@ -80,7 +80,7 @@ class Service:
     def _load_tokenizer(self) -> Tokenizer | None:
         checkpoint = open_checkpoint(model_path(self.settings.load.path))
         try:
-            tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+            tokenizer = load_tokenizer(checkpoint.tokenizer_source, checkpoint.family.pre_tokenizers)
             tokenizer.encode("")
         except ColibriError:
             return None  # the engine says whether it runs without one

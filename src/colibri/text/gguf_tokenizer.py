@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, norma
 from colibri.errors import FormatError, UnsupportedError
 from colibri.text import pretokenizers
 from colibri.text.pieces import BYTE_ALPHABET, Style, Vocabulary
+from colibri.weights.family import NO_PRE_TOKENIZERS, PreTokenizers
 from colibri.weights.metadata import Metadata
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -74,9 +75,11 @@ def family(metadata: Metadata) -> str:
     return model
 
 
-def choose_pre_tokenizer(metadata: Metadata) -> tuple[pretokenizers.PreTokenizer, str | None]:
+def choose_pre_tokenizer(
+    metadata: Metadata, expected: PreTokenizers = NO_PRE_TOKENIZERS
+) -> tuple[pretokenizers.PreTokenizer, str | None]:
     """How a gpt2-family file wants its text split, and what is wrong with that, if anything."""
-    return pretokenizers.choose(metadata.text(PRE, None), metadata.text("general.architecture", ""))
+    return pretokenizers.choose(metadata.text(PRE, None), metadata.text("general.architecture", ""), expected)
 
 
 def build(metadata: Metadata, pieces: list[str], named: Iterable[int], note: Note) -> Vocabulary:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
+from colibri.weights.family import NO_PRE_TOKENIZERS, PreTokenizers
+
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -139,31 +141,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
 }
 
-# What the released checkpoints of an architecture use, to tell a mislabelled file.
-EXPECTED: dict[str, frozenset[str]] = {
-    "qwen2moe": frozenset({"qwen2"}),
-    "qwen3moe": frozenset({"qwen2"}),
-    "qwen3": frozenset({"qwen2", "deepseek-r1-qwen"}),
-    "qwen35moe": frozenset({"qwen35"}),
-    "olmoe": frozenset({"olmo"}),
-    "llama4": frozenset({"llama4", "gpt-4o"}),
-    "gpt-oss": frozenset({"gpt-4o"}),
-    "dbrx": frozenset({"dbrx"}),
-    "deepseek2": frozenset({"deepseek-llm", "deepseek-v3", "deepseek-coder", "kimi-k2", "joyai-llm", "glm4"}),
-    "glm4moe": frozenset({"glm4", "chatglm-bpe"}),
-    "granitemoe": frozenset({"refact", "dbrx"}),
-    "bailingmoe": frozenset({"bailingmoe"}),
-    "bailingmoe2": frozenset({"bailingmoe2", "bailingmoe"}),
-    "hunyuan-moe": frozenset({"hunyuan"}),
-    "minimax-m2": frozenset({"minimax-m2"}),
-    "llama": frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken", "smollm", "falcon3", "pixtral"}),
-}
-
-
-def choose(name: str | None, architecture: str) -> tuple[PreTokenizer, str | None]:
+def choose(
+    name: str | None, architecture: str, expected: PreTokenizers = NO_PRE_TOKENIZERS
+) -> tuple[PreTokenizer, str | None]:
     """The pre-tokenizer of that name (obeyed as declared) and, where it looks wrong, a sentence that says so."""
-    expected = EXPECTED.get(architecture, frozenset())
-    usual = f"; {architecture} checkpoints use {' or '.join(sorted(expected))}" if expected else ""
+    names = expected.names
+    usual = f"; {architecture} checkpoints use {' or '.join(sorted(names))}" if names else ""
     advice = (
         "The text may be split differently from how the model was trained: convert the checkpoint "
         "again, and with --pre-tokenizer NAME where that gives the same label."
@@ -173,8 +156,8 @@ def choose(name: str | None, architecture: str) -> tuple[PreTokenizer, str | Non
     if name not in PRE_TOKENIZERS:
         return DEFAULT, f"tokenizer.ggml.pre is {name!r}, which is not known, taking 'default'{usual}. {advice}"
     # A fine-tune may bring a tokenizer of its own, so only the label that means 'nobody knew' is suspect.
-    if name == "default" and expected:
+    if name == "default" and names:
         return DEFAULT, f"tokenizer.ggml.pre is 'default'{usual}. {advice}"
-    if expected and name not in expected and architecture != "llama":
+    if names and name not in names and not expected.others:
         return PRE_TOKENIZERS[name], f"tokenizer.ggml.pre is {name!r}{usual}. {advice}"
     return PRE_TOKENIZERS[name], None

@@ -19,6 +19,7 @@ from colibri.text.embedded_json import JSON, embedded_vocabulary
 from colibri.text.huggingface import Directory
 from colibri.text.pieces import Vocabulary
 from colibri.text.special_tokens import MORE_ENDS, SpecialIds, end_ids
+from colibri.weights.family import NO_PRE_TOKENIZERS, PreTokenizers
 from colibri.weights.metadata import Metadata
 
 
@@ -48,14 +49,14 @@ class _DirectorySource:
 class _GGUFSource:
     """The keys `tokenizer.*` of a GGUF file; where a whole tokenizer.json is among them, it decides."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, expected: PreTokenizers) -> None:
         self.notes: list[str] = []
         self._metadata = metadata
         self._embedded = JSON in metadata
         self._llama = not self._embedded and gguf_tokenizer.family(metadata) == "llama"
         self._add_bos_default = self._llama
         if not self._embedded and not self._llama:
-            pre, doubt = gguf_tokenizer.choose_pre_tokenizer(metadata)
+            pre, doubt = gguf_tokenizer.choose_pre_tokenizer(metadata, expected)
             self._add_bos_default = pre.add_bos
             if doubt is not None:
                 self.notes.append(f"{metadata.source}: {doubt}")
@@ -301,13 +302,14 @@ def _valid(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def load_tokenizer(source: str | Path | Metadata) -> Tokenizer:
+def load_tokenizer(source: str | Path | Metadata, expected: PreTokenizers = NO_PRE_TOKENIZERS) -> Tokenizer:
     """The tokenizer of a checkpoint.
 
-    `source`: a Hugging Face directory or the path of its tokenizer.json, or the metadata of a GGUF file.
+    `source`: a Hugging Face directory or the path of its tokenizer.json, or the metadata of a GGUF file. expected: what
+    the family's checkpoints say of splitting; a note tells where a file says otherwise.
     Raises FileError, FormatError or UnsupportedError; what is wrong inside the vocabulary is
     raised when it is first used.
     """
     if isinstance(source, (str, Path)):
         return Tokenizer(_DirectorySource(Path(source)))
-    return Tokenizer(_GGUFSource(source))
+    return Tokenizer(_GGUFSource(source, expected))

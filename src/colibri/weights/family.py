@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from colibri.errors import FormatError
 from colibri.spec import ModelSpec
@@ -113,6 +113,16 @@ class Directory:
     tied: bool = False
 
 
+class PreTokenizers(NamedTuple):
+    """The names that released checkpoints of a family give as tokenizer.ggml.pre; others: any other is as good."""
+
+    names: frozenset[str] = frozenset()
+    others: bool = False
+
+
+NO_PRE_TOKENIZERS: Final = PreTokenizers()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of models.
@@ -120,10 +130,9 @@ class Family:
     architectures: general.architecture of its GGUF files. spec: from a checkpoint to what its model is made of.
     directories: by model_type. row_orders: from metadata to the parts of a layer, such as attn_q, whose rows GGUF files
     store in another order than the engine.
-    pre_tokenizers: those that its released checkpoints name, to tell a mislabelled file; other_pre_tokenizers:
-    checkpoints with any other are as good. skipped: patterns of GGUF names -> what the tensors are that are not used.
-    never_tied: llama.cpp asks for an output matrix even where it is tied. final_norm: what GGUF files call the last
-    norm.
+    pre_tokenizers: to tell a mislabelled file. skipped: patterns of GGUF names -> what the tensors are that are not
+    used. never_tied: llama.cpp asks for an output matrix even where it is tied. final_norm: what GGUF files call the
+    last norm.
     views, more_keys: as of a Directory, of GGUF files that have tensors or metadata in older words.
     """
 
@@ -131,8 +140,7 @@ class Family:
     spec: Callable[[Checkpoint], ModelSpec]
     directories: Mapping[str, Directory] = field(default_factory=dict)
     row_orders: Callable[[Metadata], Mapping[str, RowOrder]] = _no_orders
-    pre_tokenizers: frozenset[str] = frozenset()
-    other_pre_tokenizers: bool = False
+    pre_tokenizers: PreTokenizers = NO_PRE_TOKENIZERS
     never_tied: bool = False
     final_norm: str = "output_norm"
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -223,12 +223,13 @@ def test_the_advice_about_a_doubtful_label_helps(source: Path, converted: Path, 
     checkpoint = open_checkpoint(converted)
     assert load_tokenizer(checkpoint.metadata).notes == ()  # nothing is doubtful where tokenizer.json is in the file
     architecture = {"general.architecture": checkpoint.architecture}
-    (note,) = load_tokenizer(Metadata(converted, ggml_keys(checkpoint.metadata) | architecture)).notes
+    expected = checkpoint.family.pre_tokenizers
+    (note,) = load_tokenizer(Metadata(converted, ggml_keys(checkpoint.metadata) | architecture), expected).notes
     assert "tokenizer.ggml.pre is" in note
     assert "--pre-tokenizer NAME" in note
     assert main(["convert", str(source), str(tmp_path / "m.gguf"), "-q", "q8_0", "--pre-tokenizer", "qwen2"]) == 0
     labelled = ggml_keys(open_checkpoint(tmp_path / "m.gguf").metadata) | architecture
-    assert load_tokenizer(Metadata(converted, labelled)).notes == ()
+    assert load_tokenizer(Metadata(converted, labelled), expected).notes == ()
 
 
 @pytest.mark.parametrize(("changes", "found"), [

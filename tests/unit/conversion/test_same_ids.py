@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizer_samples import LLAMA3, QWEN2, TEXTS, random_texts, train_byte_level
+from tokenizer_samples import LLAMA3, QWEN2, TEXTS, expected_of, random_texts, train_byte_level
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from colibri.conversion.probe_texts import probe_texts
@@ -111,7 +111,7 @@ def write(directory: Path, tokenizer: Tokenizer, **files: Any) -> Path:
 def written(directory: Path, vocab_size: int = 0) -> Metadata:
     """The tokenizer's keys as a reader of the converted file has them."""
     notes: list[str] = []
-    keys = tokenizer_metadata(directory, "qwen3moe", vocab_size, notes.append)
+    keys = tokenizer_metadata(directory, expected_of("qwen3moe"), vocab_size, notes.append)
     file = directory / "header.gguf"
     file.write_bytes(gguf_header({"general.architecture": "qwen3moe", **keys}, []))
     return read_gguf(file).metadata
@@ -221,7 +221,7 @@ def test_a_file_without_the_json_is_read_by_its_own_keys(tmp_path: Path) -> None
     write(tmp_path, backend)
     keys = {key: value for key, value in written(tmp_path).items() if key != JSON}
     with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre"):
-        result = load_tokenizer(Metadata(Path("m.gguf"), keys))
+        result = load_tokenizer(Metadata(Path("m.gguf"), keys), expected_of("qwen3moe"))
     for text in TEXTS:
         assert result.encode(text, add_special=False) == backend.encode(text, add_special_tokens=False).ids
 

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_samples import DEEPSEEK_V3, GPT4O, LLAMA3, QWEN2, TEXTS, load_metadata, random_texts, train_byte_level
+from tokenizer_samples import (
+    DEEPSEEK_V3,
+    GPT4O,
+    LLAMA3,
+    QWEN2,
+    TEXTS,
+    expected_of,
+    load_metadata,
+    random_texts,
+    train_byte_level,
+)
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from colibri.conversion.tokenizer_export import tokenizer_metadata
@@ -42,7 +52,7 @@ def write(directory: Path, tokenizer: Tokenizer, config: dict[str, Any] | None =
 def export(directory: Path, architecture: str = "llama", vocab_size: int = 0, **options: Any) -> dict[str, Any]:
     """The keys that llama.cpp reads."""
     notes: list[str] = []
-    keys = tokenizer_metadata(directory, architecture, vocab_size, notes.append, **options)
+    keys = tokenizer_metadata(directory, expected_of(architecture), vocab_size, notes.append, **options)
     assert notes == []
     del keys[JSON]
     return {"general.architecture": architecture, **keys}
@@ -127,7 +137,7 @@ def test_tokens_without_a_row_in_the_model_are_left_out(tmp_path: Path) -> None:
     original = train_byte_level((QWEN2,), nfc=True)
     size = original.get_vocab_size()
     notes: list[str] = []
-    keys = tokenizer_metadata(write(tmp_path, original), "llama", size - 1, notes.append)
+    keys = tokenizer_metadata(write(tmp_path, original), expected_of("llama"), size - 1, notes.append)
     lengths = [len(keys[f"tokenizer.ggml.{name}"]) for name in ("tokens", "token_type")]  # type: ignore[arg-type]
     assert lengths == [size - 1] * 2
     assert "left out" in notes[0]
@@ -139,7 +149,7 @@ def test_what_cannot_be_expressed_is_told_or_refused(tmp_path: Path) -> None:
     odd = train_byte_level((r"[aeiou]+|[^aeiou]+",))
     write(tmp_path, odd)
     notes: list[str] = []
-    assert tokenizer_metadata(tmp_path, "llama", 0, notes.append)["tokenizer.ggml.pre"] == "default"
+    assert tokenizer_metadata(tmp_path, expected_of("llama"), 0, notes.append)["tokenizer.ggml.pre"] == "default"
     assert "--pre-tokenizer" in notes[0]
     assert export(tmp_path, pre="gpt-2")["tokenizer.ggml.pre"] == "gpt-2"
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
