@@ -26,8 +26,8 @@ from colibri.weights.family import (
     Directory,
     Family,
     Key,
-    correction_bias,
     PreTokenizers,
+    correction_bias,
 )
 from colibri.weights.metadata import Metadata
 from colibri.weights.row_order import RowOrder, adjacent_pairs

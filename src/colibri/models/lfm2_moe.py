@@ -13,7 +13,7 @@ from colibri.errors import UnsupportedError
 from colibri.models import common
 from colibri.spec import Mixer, ModelSpec, ShortConvSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import COMMON_KEYS, Directory, Family, Key, correction_bias, PreTokenizers
+from colibri.weights.family import COMMON_KEYS, Directory, Family, Key, PreTokenizers, correction_bias
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
