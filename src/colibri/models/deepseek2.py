@@ -243,7 +243,9 @@ FAMILY = Family(
     row_orders=_row_orders,
     views={"attn_kv_b.weight": _split_of_early_files},
     more_keys=_keys_of_early_files,
-    pre_tokenizers=PreTokenizers(frozenset({"deepseek-llm", "deepseek-v3", "deepseek-coder", "kimi-k2", "joyai-llm", "glm4"})),
+    pre_tokenizers=PreTokenizers(
+        frozenset({"deepseek-llm", "deepseek-v3", "deepseek-coder", "kimi-k2", "joyai-llm", "glm4"})
+    ),
     directories={
         "deepseek_v2": _SOFTMAX,
         "deepseek_v3": _SIGMOID,
