@@ -174,7 +174,7 @@ def test_slots_are_free_again_after_cancel_and_errors(load: Load, tmp_path: Path
     assert not states.free
     first.close()
     assert states.free == 1
-    states.layers[0]["heads"].numpy()[...] = np.nan  # of the one that runs, and of the slot that is free
+    states.layers[0].tensors["heads"].numpy()[...] = np.nan  # of the one that runs, and of the slot that is free
     with pytest.raises(NumericalError, match=r"blk\.0\.ssm_a"):
         list(second)
     assert states.free == 2
@@ -189,3 +189,101 @@ def test_the_plan_counts_the_slots(load: Load) -> None:
     assert states.slot_bytes == 3 * (4 * 16 * 16 + 3 * 128) * 4
     assert "states" in many.plan.describe()
     assert many.engine.cache.token_bytes == 2 * 2 * 32 * 2  # of the one layer with attention
+
+
+# ---- prompts that begin alike ----------------------------------------------------------------------------------------
+
+
+def found(model: Model, ids: list[int]) -> tuple[list[object], int]:
+    """All that is said of each token, and how many tokens of the prompt need not be computed."""
+    generation = model.generate(ids, PARAMS)
+    return [(token.id, token.logprob, token.top) for token in generation], generation.cached
+
+
+@pytest.fixture
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    system = rng.integers(3, 60, 340).tolist()
+    return [[*system, *rng.integers(3, 60, more).tolist()] for more in (100, 80, 90)]
+
+
+@pytest.mark.parametrize("path", [NEXT, NEWER], ids=["grouped", "tiled"])
+@pytest.mark.parametrize("chunk", [512, 100, 7])
+def test_prompts_go_on_from_states_with_the_same_bits(
+    load: Load, prompts: list[list[int]], path: Path, chunk: int
+) -> None:
+    alone = load(path)
+    shared = load(path, sequences=3, share_prefixes=True, chunk=chunk)
+    tokens, cached = found(shared, prompts[0])
+    assert (tokens, cached) == (found(alone, prompts[0])[0], 0)
+    turn = [*prompts[0], *(token[0] for token in tokens), 5, 6, 7]  # type: ignore[index]
+    for ids, expected in [
+        (prompts[1], 256),  # the first place of all
+        (prompts[2], 340),  # where the first two parted
+        (prompts[0], 440 - 16),
+        (turn, 479),  # all but the last token generated, which was never computed
+        (prompts[1], 420 - 16),
+    ]:
+        assert found(shared, ids) == (found(alone, ids)[0], expected)
+
+
+def test_prompts_that_come_together(load: Load, prompts: list[list[int]]) -> None:
+    alone = load(NEXT)
+    expected = [found(alone, ids)[0] for ids in (*prompts, prompts[0])]
+    shared = load(NEXT, sequences=4, share_prefixes=True, chunk=64)
+    running = [shared.sequence(ids, PARAMS) for ids in (*prompts, prompts[0])]
+    for sequence in running:
+        shared.engine.add(sequence)
+    while any(sequence.finish_reason is None for sequence in running):
+        shared.engine.step()
+    assert [[(token.id, token.logprob, token.top) for token in each.output] for each in running] == expected
+    assert [each.cached for each in running] == [0, 256, 256, 424]
+
+
+def test_a_preempted_sequence_goes_on_where_it_was(load: Load, prompts: list[list[int]]) -> None:
+    alone, model = load(NEXT), load(NEXT, sequences=2, share_prefixes=True)
+    first, second = (model.sequence(ids, PARAMS) for ids in prompts[:2])
+    model.engine.add(first)
+    model.engine.add(second)
+    while len(second.generated) < 5:
+        model.engine.step()
+    model.engine._preempt()
+    assert (second.preempted, second.computed) == (1, 0)
+    model.engine.step()
+    assert second.computed >= len(second.ids) - 2
+    while first.finish_reason is None or second.finish_reason is None:
+        model.engine.step()
+    tokens = [(token.id, token.logprob, token.top) for token in second.output]
+    assert tokens == found(alone, prompts[1])[0]
+
+
+def test_states_of_replaced_experts_are_not_used_again(load: Load, prompts: list[list[int]]) -> None:
+    model = load(NEXT, sequences=2, share_prefixes=True)
+    assert [found(model, prompts[0])[1] for _ in range(2)] == [0, 424]
+    model.experts.store.replace(0, None)
+    assert [found(model, prompts[0])[1] for _ in range(2)] == [0, 424]
+
+
+def test_a_step_that_is_broken_off_leaves_no_state(
+    load: Load, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it, states are further than the tokens that count as computed."""
+    alone, model = load(NEXT), load(NEXT, sequences=2, share_prefixes=True)
+    generation = model.generate(prompts[0], PARAMS)
+    next(generation)
+    decoder = model.engine.decoder
+    logits = decoder._experts.routing.record
+
+    def interrupt(chosen: Any) -> None:
+        logits(chosen)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoder._experts.routing, "record", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.engine.step()
+    monkeypatch.undo()
+    assert found(model, prompts[0]) == (found(alone, prompts[0])[0], 424)
+    states = model.engine.cache.states
+    assert states is not None
+    taken = {model.engine.cache.reserve() for _ in range(states.slots)}
+    assert taken == set(range(states.slots))

@@ -21,9 +21,8 @@ def test_a_state_says_what_it_takes() -> None:
     assert states.slot_bytes == 2 * kept.nbytes == 2 * 4 * (4 * 8 * 32 + 3 * 112)
     assert 3 * states.slot_bytes <= states.nbytes <= 3 * states.slot_bytes + 4 * 4096
     for layer in states.layers:
-        assert {name: tensor.shape for name, tensor in layer.items()} == {
-            "heads": (3, 4, 256), "convolution": (3, 3, 112)
-        }  # fmt: skip
+        assert layer.tensors["heads"].shape == (3, 4, 256)
+        assert layer.tensors["convolution"].shape == (3, 3, 112)
 
 
 def test_slots_are_given_once_and_copied_in_all_layers() -> None:
@@ -31,12 +30,12 @@ def test_slots_are_given_once_and_copied_in_all_layers() -> None:
     slots = [states.take() for _ in range(3)]
     assert sorted(slots) == [0, 1, 2] and not states.free
     for number, layer in enumerate(states.layers):
-        layer["heads"].numpy()[...] = 7
-        layer["heads"].numpy()[1] = number
+        layer.tensors["heads"].numpy()[...] = 7
+        layer.tensors["heads"].numpy()[1] = number
     states.copy(1, 2)
     for number, layer in enumerate(states.layers):
-        assert np.unique(layer["heads"].numpy()[2]).tolist() == [number]
-        assert np.unique(layer["heads"].numpy()[0]).tolist() == [7]
+        assert np.unique(layer.tensors["heads"].numpy()[2]).tolist() == [number]
+        assert np.unique(layer.tensors["heads"].numpy()[0]).tolist() == [7]
     states.give_back(1)
     assert states.take() == 1
 
@@ -52,7 +51,7 @@ def test_each_layer_has_what_it_keeps(keeps: list[State | KeyValues]) -> None:
         if isinstance(layer, LayerCache):
             assert kept is KEYS and layer.keys.shape == (2, 1, 8, 256)
         else:
-            assert kept is not KEYS and layer["heads"].shape == (5, 4, 256)
+            assert kept is not KEYS and layer.tensors["heads"].shape == (5, 4, 256)
     table = cache.take(300)
     cache.make_ready()
     assert cache.touched_blocks == 2

@@ -1,19 +1,55 @@
 """Slots for what layers keep of a sequence in a fixed size: the states of recurrent mixers.
 
 A slot is numbered alike in all layers. What it held before does not count: at position 0 the kernels begin with zeros.
+A state cannot be taken back to an earlier position, so prompts that begin alike go on from copies that were made there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from colibri import ops
 from colibri.spec import State
 
 PAGE = 4096
-LayerState = Mapping[str, ops.Tensor]
-"""One layer's tensors by their names, each (slots, ...)."""
+
+
+class Part(NamedTuple):
+    """Rows of a step after which states are copied: from slots to slots."""
+
+    first: int
+    last: int
+    batch: ops.Batch
+    copies: Sequence[tuple[int, int]]
+
+
+Tensors = Mapping[str, ops.Tensor]
+"""What a layer's State names, each (slots, ...)."""
+
+
+class LayerState:
+    """One layer's tensors, and the way through a step."""
+
+    def __init__(self, tensors: Tensors, owner: States) -> None:
+        self.tensors = tensors
+        self._arrays = [tensor.numpy() for tensor in tensors.values()]
+        self._owner = owner
+
+    def copy(self, source: int, target: int) -> None:
+        """Make one slot hold what another does."""
+        for array in self._arrays:
+            array[target] = array[source]
+
+    def parts(self, batch: ops.Batch) -> Iterator[tuple[int, int, ops.Batch, Tensors]]:
+        """A step: its rows, first to last, their batch and the states; in parts where states are copied on the way."""
+        if not self._owner.step:
+            yield 0, len(batch), batch, self.tensors
+        for first, last, part, copies in self._owner.step:
+            yield first, last, part, self.tensors
+            for source, target in copies:
+                self.copy(source, target)
 
 
 class States:
@@ -24,10 +60,10 @@ class States:
         self.slot_bytes = sum(kept.nbytes for kept in keeps)
         shapes = [[(name, (slots, *shape)) for name, shape in kept.tensors] for kept in keeps]
         self.nbytes = sum(_space(shape) for layer in shapes for _, shape in layer)
+        self.step: Sequence[Part] = ()  # that is under way, where states are copied in it
         self._memory = ops.Memory(self.nbytes)
         self._used = 0
-        self.layers = tuple({name: self._tensor(shape) for name, shape in layer} for layer in shapes)
-        self._arrays = [tensor.numpy() for layer in self.layers for tensor in layer.values()]
+        self.layers = tuple(LayerState({name: self._tensor(shape) for name, shape in layer}, self) for layer in shapes)
         self._free = list(range(slots - 1, -1, -1))
 
     def _tensor(self, shape: tuple[int, ...]) -> ops.Tensor:
@@ -49,9 +85,9 @@ class States:
         self._free.append(slot)
 
     def copy(self, source: int, target: int) -> None:
-        """Make one slot hold what another does."""
-        for array in self._arrays:
-            array[target] = array[source]
+        """Make one slot hold what another does, in all layers."""
+        for layer in self.layers:
+            layer.copy(source, target)
 
 
 def _space(shape: tuple[int, ...]) -> int:

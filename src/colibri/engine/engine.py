@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.prefix import Lease, SharedCache
+from colibri.engine.copies import Copies
 from colibri.engine.sampler import Chooser, Wish
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
@@ -217,7 +218,9 @@ class Engine:
 
     def _give_back(self, sequence: Sequence) -> None:
         if sequence.lease is not None:
-            self.cache.end(sequence.lease, sequence.ids, 0 if sequence.error is not None else sequence.computed)
+            computed = 0 if sequence.error is not None else sequence.computed
+            whole = not sequence.computing  # states go on in a step that is broken off
+            self.cache.end(sequence.lease, sequence.ids, computed, state=whole)
 
     def _retire(self) -> None:
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
@@ -231,8 +234,8 @@ class Engine:
             self._weights = version
             self.cache.forget()
 
-    def _run(self, parts: list[Part]) -> Rows:
-        """Take parts of sequences through the layers, one after another."""
+    def _run(self, parts: list[Part], copies: Copies | None = None) -> Rows:
+        """Take parts of sequences through the layers, one after another; states are copied on the way."""
         ids: list[int] = []
         positions: list[int] = []
         numbers: list[int] = []  # which part a row belongs to
@@ -243,10 +246,13 @@ class Engine:
         count = len(ids)
         self._ids[:count], self._positions[:count], self._numbers[:count] = ids, positions, numbers
         rows = self.decoder.workspace.rows(count)
-        slots = None if self.cache.states is None else np.array([lease.slot for _, _, lease in parts], np.int32)
+        places, owners = self._positions[:count], self._numbers[:count]
         tables = [lease.table for _, _, lease in parts]
-        batch = ops.Batch(self._positions[:count], self._numbers[:count], tables, slots)
-        self.decoder.forward(rows, batch, self.cache)
+        states, slots = self.cache.states, None
+        if states is not None:
+            slots = np.array([lease.slot for _, _, lease in parts], np.int32)
+            states.step = [] if copies is None else copies.parts(places, owners, tables, slots)
+        self.decoder.forward(rows, ops.Batch(places, owners, tables, slots), self.cache)
         return rows
 
     def _forward(self, work: list[Work]) -> Rows:
@@ -256,8 +262,13 @@ class Engine:
             assert sequence.lease is not None
             parts.append((sequence.ids[start : start + count], start, sequence.lease))
             sequence.computing = count
-        rows = self._run(parts)
-        self._check_weights(self.decoder.weights_version)
+        copies = Copies(self.cache, work)
+        try:
+            rows = self._run(parts, copies)
+            self._check_weights(self.decoder.weights_version)
+            copies.keep()
+        finally:
+            copies.drop()
         row = 0
         for sequence, count in work:
             if sequence.prompt_watcher is not None and sequence.watched < sequence.prompt_length:

@@ -33,6 +33,7 @@ from colibri.text.gguf_tokenizer import MODEL
 from colibri.weights.checkpoint import Checkpoint
 
 ROWS_AN_EXPERT = 128  # for which an expert is computed while it could be read from a disk, about
+MORE_SNAPSHOTS = 2  # of states, than one for each sequence
 CHUNK_SHARE = 16  # of the room for slots: what a longer chunk may take
 
 
@@ -84,8 +85,9 @@ def plan_model(options: LoadOptions) -> Prepared:
     store = ExpertStore(checkpoint)
     weights = DenseWeights(checkpoint)
     keeps = [layer.mixer.keeps for layer in spec.layers]
+    slots = options.sequences + (options.sequences + MORE_SNAPSHOTS if options.share_prefixes else 0)
     cache = SharedCache(
-        keeps, options.sequences * blocks_for(context), options.kv_type, options.sequences, share=options.share_prefixes
+        keeps, options.sequences * blocks_for(context), options.kv_type, slots, share=options.share_prefixes
     )
     scratch = kinds.scratch(spec)
     machine = detect_memory()

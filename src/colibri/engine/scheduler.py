@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from colibri.cache.prefix import LEAST_COPIED
 from colibri.engine.sequence import Sequence
 
 
@@ -19,8 +18,8 @@ class Work(NamedTuple):
 def follows(sequence: Sequence, running: Iterable[Sequence]) -> bool:
     """Whether more of a prompt's beginning than is in the cache is about to be computed for another sequence."""
     for other in running:
-        shared = other.computed + LEAST_COPIED
-        if other.pending > 1 and shared < len(sequence.ids) and shared <= len(other.ids):
+        shared = None if other.lease is None else other.lease.shared_from(other.computed)
+        if shared is not None and other.pending > 1 and shared < len(sequence.ids) and shared <= len(other.ids):
             last = shared - 1  # most differ here
             if sequence.ids[last] == other.ids[last] and sequence.ids[:last] == other.ids[:last]:
                 return True

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from colibri import ops
-from colibri.cache.state import LayerState
+from colibri.cache.state import LayerState, Tensors
 from colibri.layers.build import QUANTIZED_BYTES, Build, Seen
 from colibri.layers.convolution import convolution
 from colibri.layers.norm import not_finite
@@ -35,19 +35,17 @@ class DeltaNet:
         self._gated_norm = ops.Norm(weights.vector(f"{block}.ssm_norm.weight", spec.value_size), norm.eps)
         self._heads = spec.heads
         self._output = (weights.matrix(f"{block}.ssm_out.weight", hidden, spec.value_width),)
-        self._mixed, self._convolved, self._gate, self._beta, self._dt, self._answers = build.places(
-            self.scratch(spec, hidden).buffers
-        )
+        self._places = tuple(build.places(self.scratch(spec, hidden).buffers))
         self._exact = build.exact
 
     @staticmethod
     def scratch(spec: DeltaNetSpec, hidden: int) -> Scratch:
-        """Buffers of queries, keys and values before and after the convolution, of the gates and of the answers."""
+        """Buffers of the gate, of queries, keys and values before and after the convolution, of rates and answers."""
         return Scratch(
             (
+                Buffer("gate", spec.value_width),
                 Buffer("mixed", spec.channels),
                 Buffer("convolved", spec.channels),
-                Buffer("gate", spec.value_width),
                 Buffer("beta", spec.heads),
                 Buffer("dt", spec.heads),
                 Buffer("attended", spec.value_width),
@@ -58,26 +56,30 @@ class DeltaNet:
     def __call__(self, rows: Rows, batch: ops.Batch, state: LayerState) -> None:
         """Norm rows.hidden into rows.normed, add the answer to rows.answer; the states in the batch's slots go on."""
         views = rows.views
-        mixed, convolved, gate, beta, dt, answers = (
-            views[place]
-            for place in (self._mixed, self._convolved, self._gate, self._beta, self._dt, self._answers)
-        )
+        gate, *inner = (views[place] for place in self._places)
+        mixed, _, beta, dt, answers = inner
         if not ops.norm_matmul(
             (mixed, gate, beta, dt), rows.normed, rows.hidden, self._norm.parameters, self._inputs, self._exact
         ):
             raise not_finite(self._norm.name)
-        if not ops.short_conv(convolved, mixed, state["convolution"], batch, self._convolution):
-            raise not_finite(f"{self._block}.ssm_conv1d.weight")
-        if not ops.delta_net(answers, convolved, beta, dt, state["heads"], batch, self._rule):
-            raise not_finite(f"{self._block}.ssm_a")
+        for first, last, part, states in state.parts(batch):
+            self._recur(tuple(view.rows(first, last) for view in inner), part, states)
         if not ops.gated_norm(answers, answers, gate, self._gated_norm, self._heads):
             raise not_finite(f"{self._block}.ssm_norm.weight")
         ops.matmul((rows.answer,), answers, self._output, self._exact, True)
 
+    def _recur(self, rows: tuple[ops.Tensor, ...], batch: ops.Batch, states: Tensors) -> None:
+        """What goes from token to token."""
+        mixed, convolved, beta, dt, answers = rows
+        if not ops.short_conv(convolved, mixed, states["convolution"], batch, self._convolution):
+            raise not_finite(f"{self._block}.ssm_conv1d.weight")
+        if not ops.delta_net(answers, convolved, beta, dt, states["heads"], batch, self._rule):
+            raise not_finite(f"{self._block}.ssm_a")
+
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
         yield self._names, rows.normed
-        yield (f"{self._block}.ssm_out.weight",), rows.views[self._answers]
+        yield (f"{self._block}.ssm_out.weight",), rows.views[self._places[-1]]
 
 
 def _stored(spec: DeltaNetSpec, block: str, part: str, build: Build) -> Projection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from colibri import ops
-from colibri.cache.state import LayerState
+from colibri.cache.state import LayerState, Tensors
 from colibri.layers.build import QUANTIZED_BYTES, Build, Seen
 from colibri.layers.convolution import convolution
 from colibri.layers.norm import not_finite
@@ -55,13 +55,20 @@ class Mamba2:
             (gate, mixed, dt), rows.normed, rows.hidden, self._norm.parameters, self._inputs, self._exact, self._biases
         ):
             raise not_finite(self._norm.name)
-        if not ops.short_conv(convolved, mixed, state["convolution"], batch, self._convolution):
-            raise not_finite(f"{self._block}.ssm_conv1d.weight")
-        if not ops.mamba2(answers, convolved, dt, state["heads"], batch, self._rule):
-            raise not_finite(f"{self._block}.ssm_a")
+        for first, last, part, states in state.parts(batch):
+            inner = tuple(view.rows(first, last) for view in (mixed, convolved, dt, answers))
+            self._recur(inner, part, states)
         if not ops.gated_norm(answers, answers, gate, self._gated_norm, self._groups, gate_first=True):
             raise not_finite(f"{self._block}.ssm_norm.weight")
         ops.matmul((rows.answer,), answers, self._output, self._exact, True, self._output_bias)
+
+    def _recur(self, rows: tuple[ops.Tensor, ...], batch: ops.Batch, states: Tensors) -> None:
+        """What goes from token to token."""
+        mixed, convolved, dt, answers = rows
+        if not ops.short_conv(convolved, mixed, states["convolution"], batch, self._convolution):
+            raise not_finite(f"{self._block}.ssm_conv1d.weight")
+        if not ops.mamba2(answers, convolved, dt, states["heads"], batch, self._rule):
+            raise not_finite(f"{self._block}.ssm_a")
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""

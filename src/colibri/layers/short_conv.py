@@ -41,8 +41,10 @@ class ShortConv:
             (mixed,), rows.normed, rows.hidden, self._norm.parameters, self._input, self._exact, self._input_bias
         ):
             raise not_finite(self._norm.name)
-        if not ops.short_conv(convolved, mixed, state["convolution"], batch, self._convolution):
-            raise not_finite(f"{self._prefix}.conv.weight")
+        for first, last, part, states in state.parts(batch):
+            out, x = convolved.rows(first, last), mixed.rows(first, last)
+            if not ops.short_conv(out, x, states["convolution"], part, self._convolution):
+                raise not_finite(f"{self._prefix}.conv.weight")
         ops.matmul((rows.answer,), convolved, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
