@@ -21,13 +21,6 @@ VEC void ask(const uint8_t *p, int bytes) {
     VEC_ROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
 }
 
-/* The bytes of a part, all before it is worked on, for one column of a K-quant: streams 3% faster than a few before each
- * scale, which with more columns is 6% faster. By one instruction in a loop: many, one for each line, read 15 to 40% slower. */
-static __attribute__((noinline)) void ask_part(const uint8_t *p, int bytes) {
-    ask(p, bytes);
-    __asm__ volatile(""); /* or it would seem to do nothing, and not be called */
-}
-
 /* sums[r * CHUNK + t] += tile r of weights * x[t], for blocks [first, first + count) of x; what the sums were does not
  * count when `first` is 0. R tiles and T columns are constants. The scales are in panels, one a tile; so are the bytes (many
  * columns), or they are unpacked on the way from the only tile (few): `packed` is where block `first` is, and `ahead` what
@@ -173,7 +166,7 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 #define OF_Q32(R, T, minima, values_a_scale, bytes, stride, memory) \
     columns_q32(R, T, minima, values_a_scale, bytes, stride, memory, sums, panels, packed, x, first, count, ahead)
 #define OF_Q256(R, T, minima, values_a_scale, bytes, memory) \
-    (void)count, columns_q256(R, T, minima, bytes, memory, values_a_scale, sums, panels, packed, x, first, T > 1 ? ahead : NULL)
+    (void)count, columns_q256(R, T, minima, bytes, memory, values_a_scale, sums, panels, packed, x, first, ahead)
 #define DOT_q32(R, T, bytes, stride, memory) OF_Q32(R, T, false, 32, bytes, stride, memory)
 #define DOT_q32_min(R, T, bytes, stride, memory) OF_Q32(R, T, true, 32, bytes, stride, memory)
 #define DOT_q32_16(R, T, bytes, stride, memory) OF_Q32(R, T, false, 16, bytes, stride, memory)
@@ -277,7 +270,6 @@ typedef void tile_kernel(float (*sums)[16], const uint8_t *tile, int tiles, int 
             const struct wanted wanted = {coming, next, tiles, bytes, last ? around->y : NULL, around->row};       \
             if (n <= MAX_PACKED) {                                                                                 \
                 const uint8_t *const ahead = ahead_of(part, bytes, around);                                        \
-                if (UNIT_##product == 256 && n == 1) ask_part(ahead, bytes);                                       \
                 scales_##name(panels, part, count);                                                                \
                 product##_bytes_##name[n](sums, panels, part, x, b * units, count * units, ahead);                 \
             } else if (tiles == VEC_TILES) {                                                                       \
