@@ -12,20 +12,28 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from random_blocks import Bytes, random_tensor
 
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.weights.block_types import BY_NAME, row_bytes
 from colibri.weights.gguf_writer import TensorSpec, Value
 
-Bytes = npt.NDArray[np.uint8]
-CHUNK_BYTES = 16 << 20
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of latent attention: of the vector queries are made from (0: none), the shared one, rope, values."""
+
+    query: int
+    shared: int
+    rope: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -47,154 +55,34 @@ class Shape:
     epsilon: float
     qk_norm: str = "none"  # "none", "head" or "full"
     pre_tokenizer: str = "gpt-2"
+    latent: Latent | None = None
+    shared: int = 0  # experts that every token goes to
+    dense: tuple[int, int] = (0, 0)  # how many of the first layers have no experts, and their width
+    routing: Mapping[str, Any] = field(default_factory=dict)  # keys of GGUF
+    corrected: bool = False  # a bias for the choice of experts
 
 
+V3 = {"expert_gating_func": 2, "expert_weights_norm": True}
 SHAPES = {
     "tiny": Shape("olmoe", 2, 256, 4, 4, 64, 8, 2, 256, 512, 1024, 1e4, 1e-5, "full", "olmo"),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, 1e-5, "full", "olmo"),
     "mixtral": Shape("llama", 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6, 1e-5),
     "qwen3moe": Shape("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 1e-6, "head", "qwen2"),
-}
-
-
-# --- random blocks: (count, deviation) -> (count, bytes of a block) ---------------------------------------------------
-
-
-def _half(values: npt.NDArray[np.float64]) -> Bytes:
-    return values.astype("<f2").view(np.uint8).reshape(len(values), 2)
-
-
-def _scales(rng: np.random.Generator, count: int, scale: float, signed: bool) -> npt.NDArray[np.float64]:
-    scales = rng.uniform(0.75, 1.25, count) * scale
-    return scales * rng.choice([-1.0, 1.0], count) if signed else scales
-
-
-def _bytes(rng: np.random.Generator, count: int, width: int) -> Bytes:
-    return np.frombuffer(rng.bytes(count * width), np.uint8).reshape(count, width)
-
-
-def _q4_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return _four_or_five_bits(rng, count, deviation / (36.4 * 4.61), 7.5, 128)
-
-
-def _q5_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return _four_or_five_bits(rng, count, deviation / (36.4 * 9.23), 15.5, 160)
-
-
-def _four_or_five_bits(rng: np.random.Generator, count: int, scale: float, middle: float, bits: int) -> Bytes:
-    """value = d * s * q - dmin * m with m = s and dmin = d * middle, so that the mean is 0."""
-    d = _half(_scales(rng, count, scale, signed=False))
-    dmin = _half(d.view("<f2")[:, 0].astype(np.float64) * middle)
-    low = _bytes(rng, count, 4)
-    high = _bytes(rng, count, 4) & 15
-    return np.hstack([d, dmin, low, low, high * np.uint8(17), _bytes(rng, count, bits)])
-
-
-def _q6_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    d = _half(_scales(rng, count, deviation / (18.5 * 74), signed=True))
-    return np.hstack([_bytes(rng, count, 128 + 64 + 16), d])
-
-
-def _q8_0(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return np.hstack([_half(_scales(rng, count, deviation / 73.9, signed=True)), _bytes(rng, count, 32)])
-
-
-def _q4_0(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return np.hstack([_half(_scales(rng, count, deviation / 4.61, signed=True)), _bytes(rng, count, 16)])
-
-
-def _mxfp4(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    exponent = 127 + math.log2(deviation / 2.93)
-    drawn = np.floor(exponent + rng.uniform(0, 1, count)).astype(np.uint8)
-    return np.hstack([drawn[:, None], _bytes(rng, count, 16)])
-
-
-def _sixteen_bits(rng: np.random.Generator, count: int, deviation: float, mantissa: int, bias: int) -> Bytes:
-    """Random sign and mantissa; the exponent is one of two, uniform: values of 1..4 units, rms 2.37 units."""
-    raw = np.frombuffer(rng.bytes(2 * count), "<u2")
-    exponent = bias + round(math.log2(deviation / 2.37))
-    kept = raw & (0x8000 | ((2 << mantissa) - 1))
-    bits = kept + np.uint16(0) + (np.uint16(exponent) << np.uint16(mantissa))
-    return bits.astype("<u2").view(np.uint8).reshape(count, 2)
-
-
-def _f16(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return _sixteen_bits(rng, count, deviation, 10, 15)
-
-
-def _bf16(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return _sixteen_bits(rng, count, deviation, 7, 127)
-
-
-def _f32(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    return (rng.standard_normal(count, np.float32) * np.float32(deviation)).view(np.uint8).reshape(count, 4)
-
-
-def _scaled(width: int, at: int, unit: float) -> Callable[[np.random.Generator, int, float], Bytes]:
-    """Any bits; the half float at byte `at` is a scale, of which values are `unit` on average."""
-
-    def draw(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-        scale = _half(_scales(rng, count, deviation / unit, signed=True))
-        return np.hstack([_bytes(rng, count, at), scale, _bytes(rng, count, width - at - 2)])
-
-    return draw
-
-
-def _with_minimum(width: int, middle: float, unit: float) -> Callable[[np.random.Generator, int, float], Bytes]:
-    """Any bits after a scale and a minimum that makes the mean 0."""
-
-    def draw(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-        scale = _half(_scales(rng, count, deviation / unit, signed=True))
-        minimum = _half(scale.view("<f2")[:, 0].astype(np.float64) * -middle)
-        return np.hstack([scale, minimum, _bytes(rng, count, width - 4)])
-
-    return draw
-
-
-def _nvfp4(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    exponent = 7 + math.log2(deviation / 2.93)  # of 4 bits: what is less than 2^-6 is a fraction of it
-    drawn = np.clip(np.floor(exponent + rng.uniform(0, 1, (count, 4))), 0, 14).astype(np.uint8)
-    smallest = np.uint8(round(deviation / 2.93 * 512)) if exponent < 1 else np.uint8(0)
-    scales = np.where(drawn == 0, smallest, drawn << np.uint8(3)).astype(np.uint8)
-    return np.hstack([scales, _bytes(rng, count, 32)])
-
-
-def _iq1_m(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    """A half float in four parts of four bits."""
-    blocks = _bytes(rng, count, 56).copy()
-    d = _scales(rng, count, deviation / 7.4, signed=True).astype(np.float16).view(np.uint16)
-    for part in range(4):
-        blocks[:, 49 + 2 * part] = (blocks[:, 49 + 2 * part] & 15) | ((d >> 4 * part & 15) << 4).astype(np.uint8)
-    return blocks
-
-
-def _q2_k(rng: np.random.Generator, count: int, deviation: float) -> Bytes:
-    """A scale and the minimum of its 16 values are the same nibble, so that the mean is 0."""
-    d = _half(_scales(rng, count, deviation / 9.84, signed=True))
-    dmin = _half(d.view("<f2")[:, 0].astype(np.float64) * 1.5)
-    scales = (_bytes(rng, count, 16) & 15) * np.uint8(17)
-    return np.hstack([scales, _bytes(rng, count, 64), d, dmin])
-
-
-BLOCKS: dict[str, Callable[[np.random.Generator, int, float], Bytes]] = {
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_0": _q8_0, "Q4_0": _q4_0,
-    "MXFP4": _mxfp4, "F16": _f16, "BF16": _bf16, "F32": _f32,
-    "Q4_1": _with_minimum(20, 7.5, 4.61), "Q5_1": _with_minimum(24, 15.5, 9.23), "Q5_0": _scaled(22, 0, 9.24),
-    "IQ4_NL": _scaled(18, 0, 70.8), "IQ4_XS": _scaled(136, 0, 1310), "Q2_K": _q2_k, "Q3_K": _scaled(110, 108, 43.3),
-    "IQ3_S": _scaled(110, 0, 150), "IQ3_XXS": _scaled(98, 0, 150), "IQ2_S": _scaled(82, 0, 58),
-    "IQ2_XS": _scaled(74, 0, 58), "IQ2_XXS": _scaled(66, 0, 54), "IQ1_S": _scaled(50, 0, 7.4), "IQ1_M": _iq1_m,
-    "TQ1_0": _scaled(54, 52, 0.82), "TQ2_0": _scaled(66, 64, 1.2), "NVFP4": _nvfp4,
+    "deepseek-v2-lite": Shape(
+        "deepseek2", 27, 2048, 16, 1, 192, 64, 6, 1408, 102400, 32768, 1e4, 1e-6, pre_tokenizer="deepseek-llm",
+        latent=Latent(0, 512, 64, 128), shared=2, dense=(1, 10944), routing={"expert_gating_func": 1},
+    ),
+    "deepseek-v3": Shape(
+        "deepseek2", 61, 7168, 128, 1, 192, 256, 8, 2048, 129280, 32768, 1e4, 1e-6, pre_tokenizer="deepseek-v3",
+        latent=Latent(1536, 512, 64, 128), shared=1, dense=(3, 18432), corrected=True,
+        routing=V3 | {"expert_weights_scale": 2.5, "expert_group_count": 8, "expert_group_used_count": 4},
+    ),
+    "glm-4.7-flash": Shape(
+        "deepseek2", 47, 2048, 20, 1, 256, 64, 4, 1536, 154880, 202752, 1e6, 1e-5, pre_tokenizer="glm4",
+        latent=Latent(768, 512, 64, 256), shared=1, dense=(1, 10240), corrected=True,
+        routing=V3 | {"expert_weights_scale": 1.8},
+    ),
 }  # fmt: skip
-
-
-def random_tensor(rng: np.random.Generator, tensor: TensorSpec, deviation: float) -> Iterator[Bytes]:
-    """The bytes of a tensor with values of mean 0 and about this deviation, in chunks."""
-    block = BY_NAME[tensor.type]
-    left = tensor.nbytes // block.bytes
-    while left:
-        count = min(left, CHUNK_BYTES // block.bytes)
-        yield BLOCKS[tensor.type](rng, count, deviation)
-        left -= count
 
 
 # --- quantisation mixes ---
@@ -268,41 +156,78 @@ class Part:
     mean: float = 0.0
 
 
+class Parts:
+    """Tensors of a model in file order."""
+
+    def __init__(self, shape: Shape, mix: Callable[[str, int, Shape], str]) -> None:
+        self.made: list[Part] = []
+        self._shape, self._mix = shape, mix
+
+    def matrix(self, part: str, layer: int, dims: tuple[int, ...], gain: float = 1.0) -> None:
+        """Outputs are as large as inputs, times `gain`. A layer below 0: beside the layers."""
+        name = f"{part}.weight" if layer < 0 else f"blk.{layer}.{part}.weight"
+        chosen = self._mix(part, layer, self._shape)
+        fits = dims[-1] % BY_NAME[chosen].values == 0
+        spec = TensorSpec(name, chosen if fits else AT_ODD_WIDTHS[chosen], dims)
+        self.made.append(Part(spec, gain / math.sqrt(dims[-1])))
+
+    def plain(self, name: str, dims: tuple[int, ...], deviation: float = 0.02, mean: float = 1.0) -> None:
+        """A tensor of floats, by default the weight of a norm."""
+        self.made.append(Part(TensorSpec(name, "F32", dims), deviation, mean))
+
+
 def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
     """All tensors of the model in file order."""
-    hidden, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    result: list[Part] = []
-
-    def matrix(part: str, layer: int, dims: tuple[int, ...], deviation: float) -> None:
-        name = f"{part}.weight" if layer < 0 else f"blk.{layer}.{part}.weight"
-        chosen = mix(part, layer, shape)
-        fits = dims[-1] % BY_NAME[chosen].values == 0
-        result.append(Part(TensorSpec(name, chosen if fits else AT_ODD_WIDTHS[chosen], dims), deviation))
-
-    def norm(name: str, size: int) -> None:
-        result.append(Part(TensorSpec(name, "F32", (size,)), 0.02, 1.0))
-
-    unit = 1 / math.sqrt(hidden)
-    matrix("token_embd", -1, (shape.vocabulary, hidden), 0.5)
+    made, hidden = Parts(shape, mix), shape.hidden
+    made.matrix("token_embd", -1, (shape.vocabulary, hidden), 0.5 * math.sqrt(hidden))
     for layer in range(shape.layers):
         block = f"blk.{layer}."
-        norm(block + "attn_norm.weight", hidden)
-        matrix("attn_q", layer, (q, hidden), unit)
-        matrix("attn_k", layer, (kv, hidden), unit)
-        matrix("attn_v", layer, (kv, hidden), unit)
-        matrix("attn_output", layer, (hidden, q), 0.1 / math.sqrt(q))
-        if shape.qk_norm != "none":
-            norm(block + "attn_q_norm.weight", q if shape.qk_norm == "full" else shape.head_dim)
-            norm(block + "attn_k_norm.weight", kv if shape.qk_norm == "full" else shape.head_dim)
-        norm(block + "ffn_norm.weight", hidden)
-        router = TensorSpec(block + "ffn_gate_inp.weight", "F32", (shape.experts, hidden))
-        result.append(Part(router, 1.5 * unit))
-        matrix("ffn_gate_exps", layer, (shape.experts, shape.intermediate, hidden), unit)
-        matrix("ffn_up_exps", layer, (shape.experts, shape.intermediate, hidden), unit)
-        matrix("ffn_down_exps", layer, (shape.experts, hidden, shape.intermediate), 1 / math.sqrt(shape.intermediate))
-    norm("output_norm.weight", hidden)
-    matrix("output", -1, (shape.vocabulary, hidden), unit)
-    return result
+        made.plain(block + "attn_norm.weight", (hidden,))
+        (_attention if shape.latent is None else _latent_attention)(made, shape, layer)
+        made.plain(block + "ffn_norm.weight", (hidden,))
+        if layer < shape.dense[0]:
+            _network(made, layer, "ffn_{}", shape.dense[1], hidden)
+            continue
+        made.plain(block + "ffn_gate_inp.weight", (shape.experts, hidden), 1.5 / math.sqrt(hidden), 0.0)
+        if shape.corrected:
+            made.plain(block + "exp_probs_b.bias", (shape.experts,), 0.01, 0.0)
+        _network(made, layer, "ffn_{}_exps", shape.intermediate, hidden, shape.experts)
+        if shape.shared:
+            _network(made, layer, "ffn_{}_shexp", shape.shared * shape.intermediate, hidden)
+    made.plain("output_norm.weight", (hidden,))
+    made.matrix("output", -1, (shape.vocabulary, hidden))
+    return made.made
+
+
+def _network(made: Parts, layer: int, name: str, width: int, hidden: int, *experts: int) -> None:
+    made.matrix(name.format("gate"), layer, (*experts, width, hidden))
+    made.matrix(name.format("up"), layer, (*experts, width, hidden))
+    made.matrix(name.format("down"), layer, (*experts, hidden, width))
+
+
+def _attention(made: Parts, shape: Shape, layer: int) -> None:
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    made.matrix("attn_q", layer, (q, shape.hidden))
+    made.matrix("attn_k", layer, (kv, shape.hidden))
+    made.matrix("attn_v", layer, (kv, shape.hidden))
+    made.matrix("attn_output", layer, (shape.hidden, q), 0.1)
+    if shape.qk_norm != "none":
+        made.plain(f"blk.{layer}.attn_q_norm.weight", (q if shape.qk_norm == "full" else shape.head_dim,))
+        made.plain(f"blk.{layer}.attn_k_norm.weight", (kv if shape.qk_norm == "full" else shape.head_dim,))
+
+
+def _latent_attention(made: Parts, shape: Shape, layer: int) -> None:
+    latent, heads = shape.latent, shape.heads
+    assert latent is not None
+    if latent.query:
+        made.matrix("attn_q_a", layer, (latent.query, shape.hidden))
+        made.plain(f"blk.{layer}.attn_q_a_norm.weight", (latent.query,))
+    made.matrix("attn_q_b" if latent.query else "attn_q", layer, (heads * shape.head_dim, latent.query or shape.hidden))
+    made.matrix("attn_kv_a_mqa", layer, (latent.shared + latent.rope, shape.hidden))
+    made.plain(f"blk.{layer}.attn_kv_a_norm.weight", (latent.shared,))
+    made.matrix("attn_k_b", layer, (heads, latent.shared, shape.head_dim - latent.rope))
+    made.matrix("attn_v_b", layer, (heads, latent.value, latent.shared))
+    made.matrix("attn_output", layer, (shape.hidden, heads * latent.value), 0.1)
 
 
 def router_scales(shape: Shape, skew: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -351,7 +276,26 @@ def metadata(shape: Shape, name: str, file_type: int) -> dict[str, object]:
         prefix + "expert_used_count": shape.used,
         prefix + "vocab_size": shape.vocabulary,
     }
-    return keys | tokenizer(shape)
+    more = dict(shape.routing)
+    if shape.shared:
+        more["expert_shared_count"] = shape.shared
+    if shape.dense[0]:
+        more |= {"leading_dense_block_count": shape.dense[0], "feed_forward_length": shape.dense[1]}
+    if shape.latent is not None:
+        more |= _latent_lengths(shape, shape.latent)
+    return keys | {prefix + key: value for key, value in more.items()} | tokenizer(shape)
+
+
+def _latent_lengths(shape: Shape, latent: Latent) -> dict[str, object]:
+    return {
+        "attention.key_length": latent.shared + latent.rope,
+        "attention.value_length": latent.shared,
+        "attention.key_length_mla": shape.head_dim,
+        "attention.value_length_mla": latent.value,
+        "attention.kv_lora_rank": latent.shared,
+        "rope.dimension_count": latent.rope,
+        **({"attention.q_lora_rank": latent.query} if latent.query else {}),
+    }
 
 
 MERGES = ("Ġ t", "h e", "i n", "r e", "Ġ a", "Ġt he", "o n", "e r", "Ġ s", "a t", "n d", "o u", "Ġ w", "i t", "in g")
@@ -384,7 +328,7 @@ def tokenizer(shape: Shape) -> dict[str, object]:
 def chunks(part: Part, rng: np.random.Generator, row_scales: npt.NDArray[np.float64]) -> Iterator[Bytes]:
     """The bytes of one part; routers get their rows scaled, in an order of their own for every layer."""
     spec = part.spec
-    if "ffn_gate_inp" in spec.name or part.mean:
+    if spec.type == "F32" and (len(spec.shape) == 1 or "ffn_gate_inp" in spec.name):
         values = rng.standard_normal(spec.shape) * part.deviation + part.mean
         if "ffn_gate_inp" in spec.name:
             values *= rng.permutation(row_scales)[:, None]
@@ -403,8 +347,8 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--quantization", choices=MIXES, default="q4_k_m")
-    for field in ("layers", "experts", "used", "hidden", "intermediate", "vocabulary", "context"):
-        parser.add_argument(f"--{field}", type=int, help="instead of the shape's own")
+    for size in ("layers", "experts", "used", "hidden", "intermediate", "vocabulary", "context"):
+        parser.add_argument(f"--{size}", type=int, help="instead of the shape's own")
     parser.add_argument("--skew", type=float, default=0.0, help="experts are used as 1 / rank ** SKEW (0: evenly)")
     parser.add_argument("--split", type=float, help="write files of at most about this many GB")
     parser.add_argument("--seed", type=int, default=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from checkpoint_files import load_matrix
 
+import colibri
 from colibri import ops
-from colibri.models.registry import open_checkpoint
+from colibri.models.registry import model_spec, open_checkpoint
 from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf_writer import TensorSpec
 
@@ -54,6 +56,25 @@ def test_tiny_models_open(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         tensor = load_matrix(checkpoint.experts(1)[3].by_name["up"], FileReader())
         assert 0.03 < ops.dequantize(tensor).std() < 0.12  # 1 / sqrt(256)
         assert len(checkpoint.metadata.strings("tokenizer.ggml.tokens")) == 512
+
+
+@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash"])
+def test_shapes_with_latent_attention_make_models(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """Of their real sizes only the first layers, and few experts."""
+    whole = tool.SHAPES[shape]
+    small = replace(whole, layers=whole.dense[0] + 1, experts=16, hidden=256, intermediate=256, vocabulary=512, heads=2,
+                    dense=(whole.dense[0], 512))  # fmt: skip
+    monkeypatch.setitem(tool.SHAPES, shape, small)
+    monkeypatch.setattr(sys, "argv", ["tool", str(tmp_path / "t.gguf"), "--shape", shape])
+    tool.main()
+    spec = model_spec(open_checkpoint(tmp_path / "t.gguf"))
+    mixer = spec.layers[0].mixer
+    assert mixer.key_dim == 576
+    assert mixer.query_dim == whole.head_dim
+    with colibri.load(tmp_path / "t.gguf") as model:
+        assert np.isfinite(model.infer([1, 2, 3])).all()
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [("q4_k_m", "Q5_0"), ("q5_k", "Q5_1"), ("iq4_xs", "IQ4_NL")])
