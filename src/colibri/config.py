@@ -123,6 +123,8 @@ class LoadOptions:
         check_choice("kv_type", self.kv_type, ("f16", "q8_0"))
         check_integer("sequences", self.sequences, 1, 1024)
         check_integer("chunk", self.chunk, 1, 1 << 16)
+        if not isinstance(self.share_prefixes, bool):
+            refuse("share_prefixes", self.share_prefixes, "True or False")
 
 
 @dataclass(frozen=True, kw_only=True)
