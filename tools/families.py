@@ -93,7 +93,9 @@ def experts(spec: MoeSpec, corrected: bool) -> Iterator[str]:
     if spec.shared is not None:
         yield "shared expert" if spec.shared.gate == "none" else f"shared expert ({spec.shared.gate} gate)"
     if spec.expert.activation != "silu":
-        yield spec.expert.activation
+        yield spec.expert.activation if spec.expert.gated else f"{spec.expert.activation} without a gate"
+    if spec.latent:
+        yield "latent experts"
 
 
 def _union(parts: Iterable[str]) -> str:
@@ -106,7 +108,7 @@ def row(family: Family) -> tuple[str, ...]:
     layers = [layer for checkpoint in found for layer in model_spec(checkpoint).layers]
     corrected = any(name.endswith("exp_probs_b.bias") for checkpoint in found for name in checkpoint.tensors)
     mixtures = [layer.ffn for layer in layers if isinstance(layer.ffn, MoeSpec)]
-    mixers = [layer.mixer for layer in layers]
+    mixers = [layer.mixer for layer in layers if layer.mixer is not None]
     names = _union(map(kind, mixers))
     more = _union(trait for mixer in mixers for trait in traits(mixer))
     module = import_module(family.spec.__module__).__doc__ or ""

@@ -48,6 +48,12 @@ HYBRID = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads"
 GRANITE_H = GRANITE | {"num_hidden_layers": 3, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
                        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
                        "shared_intermediate_size": 20}  # fmt: skip
+NEMOTRON = {name: value for name, value in SMALL.items() if name != "num_hidden_layers"} | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"], "head_dim": 16,
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8, "moe_intermediate_size": 12,
+    "moe_shared_expert_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.6,
+}
 LFM = SMALL | {"num_hidden_layers": 4, "intermediate_size": 24, "moe_intermediate_size": 12, "num_experts": 6,
                "num_experts_per_tok": 2, "num_dense_layers": 1, "tie_word_embeddings": True,
                "layer_types": ["conv", "full_attention", "conv", "conv"]}  # fmt: skip
@@ -165,6 +171,15 @@ FAMILIES: dict[str, Case] = {
         GRANITE_H | {"hidden_size": 48, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_conv": 3,
                      "mamba_proj_bias": True, "attention_bias": True, "position_embedding_type": "rope",
                      "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "nemotron_h-f32": Case("nemotron_h", config=NEMOTRON, router=2.0),
+    # Latent experts in groups, a dense layer, one head of keys, steps that are cut, a layer of experts first.
+    "nemotron_h-latent-bf16": Case(
+        "nemotron_h", "BF16",
+        NEMOTRON | {"hidden_size": 40, "moe_latent_size": 24, "n_group": 4, "topk_group": 2, "intermediate_size": 28,
+                    "num_key_value_heads": 1, "mamba_head_dim": 12, "conv_kernel": 3, "time_step_min": 0.5,
+                    "layers_block_type": ["moe", "mlp", "linear_attention", "full_attention", "moe"]},
+        router=1.5,
     ),
     "lfm2_moe-f32": Case("lfm2_moe", config=LFM | {"routed_scaling_factor": 1.4}, router=1.5),
     # More taps, biases, one head of keys, a head of 24, layers that begin with attention.

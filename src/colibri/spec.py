@@ -431,7 +431,8 @@ class MoeSpec:
 
     beside: a dense network that each row goes through, too. answer_norm: what GGUF files call the norm of the experts'
     answer, where there is one. router_scale: the router has an RMSNorm of its own, whose weight is that of GGUF files
-    times this; None: it sees what the experts see.
+    times this; None: it sees what the experts see. latent: how many values routed experts take and give, from and to
+    which two matrices lead; 0 for the hidden size.
     """
 
     routing: RoutingSpec
@@ -440,10 +441,14 @@ class MoeSpec:
     beside: BesideSpec | None = None
     answer_norm: str = ""
     router_scale: float | None = None
+    latent: int = 0
 
     def __post_init__(self) -> None:
         if self.router_scale is not None:
             check_number("router_scale", self.router_scale, 0, 1e30, open_low=True)
+        check_integer("latent width of experts", self.latent, 0, 1 << 20)
+        if self.latent and self.answer_norm:
+            refuse("latent width of experts", self.latent, "0 where their answer is normed")
 
 
 Mixer = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | ShortConvSpec
@@ -454,19 +459,27 @@ FeedForward = MoeSpec | DenseSpec
 class LayerSpec:
     """A layer: what mixes the tokens of a sequence, then what each goes through alone, with a norm before each.
 
-    ffn_norm: what GGUF files call the second norm. residual_scale: what both answers are multiplied by before they are
-    added to the residual stream. answer_norms: what GGUF files call the norms of both answers, where there are such.
+    Either may be None, not both. ffn_norm: what GGUF files call the second norm. residual_scale: what both answers are
+    multiplied by before they are added to the residual stream. answer_norms: what GGUF files call the norms of both
+    answers, where there are such.
     """
 
-    mixer: Mixer
-    ffn: FeedForward
+    mixer: Mixer | None
+    ffn: FeedForward | None
     norm: NormSpec
     ffn_norm: str = "ffn_norm"
     residual_scale: float = 1.0
     answer_norms: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if self.mixer is None and self.ffn is None:
+            refuse("layer", "neither a mixer nor a feed-forward part", "one of them or both")
         check_number("residual_scale", self.residual_scale, 0, 1e30, open_low=True)
+
+    @property
+    def keeps(self) -> KeyValues | State | None:
+        """What stays of a token or a sequence for the tokens after it."""
+        return None if self.mixer is None else self.mixer.keeps
 
     @property
     def answers_apart(self) -> bool:

@@ -27,6 +27,7 @@ from .conftest import DIRECTORIES, GOLDEN, distance, golden_of
 Load = Callable[..., Model]
 PLAIN = 1e-3  # of the logits' range: the cache rounds keys and values to float16, the oracle does not
 ROUNDED = 2e-4  # where the oracle rounds too; a difference in the last bit before rounding remains
+OURS = {"{arch}.ssm.time_step_min"}  # keys that llama.cpp has no name for; left out where the value is usual
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
 every_family = pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_converted_file_has_the_names_of_llama_cpp(tmp_path: Path, path: Path)
     assert names <= known
     prefix = f"{architecture}."
     keys = {"{arch}." + key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
-    assert keys <= keys_of(gguf.Keys)
+    assert keys <= keys_of(gguf.Keys) | OURS
 
 
 def test_the_table_of_families_is_what_the_tests_find() -> None:

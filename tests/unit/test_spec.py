@@ -48,6 +48,7 @@ MODEL = ModelSpec(
     (MODEL, "embedding_scale", 0.0), (MODEL, "logit_scale", float("inf")),
     (ATTENTION, "window", -1), (ATTENTION, "qk_norm", "row"),
     (DELTA, "heads", 3), (DELTA, "key_size", 0), (DELTA, "value_size", 5000), (DELTA, "taps", 1), (DELTA, "taps", 9),
+    (replace(LAYER, ffn=None), "mixer", None), (replace(LAYER, mixer=None), "ffn", None), (MOE, "latent", -1),
     (MAMBA, "groups", 3), (MAMBA, "state_size", 0), (MAMBA, "taps", 1), (MAMBA, "least_step", -1.0),
     (CONVOLUTION, "channels", 0), (CONVOLUTION, "taps", 1), (CONVOLUTION, "taps", 9),
     (ROUTING, "experts", 0), (ROUTING, "experts_per_token", 5), (ROUTING, "scale", 0.0), (ROUTING, "scale", 1e39),

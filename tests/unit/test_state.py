@@ -40,8 +40,10 @@ def test_slots_are_given_once_and_copied_in_all_layers() -> None:
     assert states.take() == 1
 
 
-@pytest.mark.parametrize("keeps", [[DELTA.keeps, KEYS, DELTA.keeps, KEYS], [KEYS, DELTA.keeps], [DELTA.keeps] * 2])
-def test_each_layer_has_what_it_keeps(keeps: list[State | KeyValues]) -> None:
+@pytest.mark.parametrize("keeps", [
+    [DELTA.keeps, KEYS, DELTA.keeps, KEYS], [KEYS, DELTA.keeps], [DELTA.keeps] * 2, [None, KEYS, None, DELTA.keeps],
+])  # fmt: skip
+def test_each_layer_has_what_it_keeps(keeps: list[State | KeyValues | None]) -> None:
     cache = KeyValueCache(keeps, 2, slots=5)
     assert cache.states is not None
     paged = sum(kept is KEYS for kept in keeps)
@@ -50,8 +52,10 @@ def test_each_layer_has_what_it_keeps(keeps: list[State | KeyValues]) -> None:
     for kept, layer in zip(keeps, cache.layers, strict=True):
         if isinstance(layer, LayerCache):
             assert kept is KEYS and layer.keys.shape == (2, 1, 8, 256)
+        elif layer is None:
+            assert kept is None
         else:
-            assert kept is not KEYS and layer.tensors["heads"].shape == (5, 4, 256)
+            assert kept == DELTA.keeps and layer.tensors["heads"].shape == (5, 4, 256)
     table = cache.take(300)
     cache.make_ready()
     assert cache.touched_blocks == 2

@@ -54,13 +54,13 @@ def _width(dim: int, kv_type: KvType) -> tuple[str, int, int]:
 
 
 class KeyValueCache:
-    """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps of a token or a sequence.
+    """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps, of a token or a sequence.
 
     Layers that keep a state have `slots` for it, beside the blocks.
     """
 
     def __init__(
-        self, keeps: Sequence[KeyValues | State], blocks: int, kv_type: KvType = "f16", slots: int = 1
+        self, keeps: Sequence[KeyValues | State | None], blocks: int, kv_type: KvType = "f16", slots: int = 1
     ) -> None:
         self.blocks = blocks
         paged = [kept for kept in keeps if isinstance(kept, KeyValues)]
@@ -77,8 +77,9 @@ class KeyValueCache:
         offsets = iter(self._offsets)
         self.paged = tuple(self._layer(offsets, kept, kv_type) for kept in paged)
         paged_layers, state_layers = iter(self.paged), iter(self.states.layers if self.states else ())
-        self.layers: tuple[LayerCache | LayerState, ...] = tuple(
-            next(state_layers) if isinstance(kept, State) else next(paged_layers) for kept in keeps
+        self.layers: tuple[LayerCache | LayerState | None, ...] = tuple(
+            None if kept is None else next(state_layers) if isinstance(kept, State) else next(paged_layers)
+            for kept in keeps
         )
         self._free = list(range(blocks - 1, -1, -1))  # the lowest is taken first: touched memory stays compact
         self._taken = 0  # the first so many blocks were in use once

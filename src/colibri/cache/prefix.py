@@ -86,7 +86,7 @@ class SharedCache(KeyValueCache):
     """A key-value cache that remembers what its blocks hold."""
 
     def __init__(
-        self, keeps: Sequence[KeyValues | State], blocks: int, kv_type: KvType = "f16", slots: int = 1, *,
+        self, keeps: Sequence[KeyValues | State | None], blocks: int, kv_type: KvType = "f16", slots: int = 1, *,
         share: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(keeps, blocks, kv_type, slots)

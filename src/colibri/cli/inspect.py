@@ -106,7 +106,7 @@ def _table(spec: ModelSpec, summary: Summary, tokenizer: Tokenizer | None) -> Ta
         "model": spec.name,
         "architecture": f"{spec.architecture}, {len(spec.layers)} layers, hidden size {spec.hidden_size}",
         "experts": f"{spec.experts} a layer, {spec.experts_per_token} used by a token",
-        "attention": "; ".join(dict.fromkeys(str(layer.mixer) for layer in spec.layers)),
+        "attention": "; ".join(dict.fromkeys(str(layer.mixer) for layer in spec.layers if layer.mixer)),
         "context": f"{spec.context_length} tokens",
         "parameters": f"{count(summary.parameters)}, {count(summary.active_parameters)} active for a token",
         "file": f"{size(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",

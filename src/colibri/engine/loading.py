@@ -84,7 +84,7 @@ def plan_model(options: LoadOptions) -> Prepared:
     context = _context(spec, options.context)
     store = ExpertStore(checkpoint)
     weights = DenseWeights(checkpoint)
-    keeps = [layer.mixer.keeps for layer in spec.layers]
+    keeps = [layer.keeps for layer in spec.layers]
     slots = options.sequences + (options.sequences + MORE_SNAPSHOTS if options.share_prefixes else 0)
     cache = SharedCache(
         keeps, options.sequences * blocks_for(context), options.kv_type, slots, share=options.share_prefixes

@@ -12,6 +12,7 @@ from colibri.layers.dense import DenseFeedForward
 from colibri.layers.latent_attention import LatentAttention
 from colibri.layers.mamba2 import Mamba2
 from colibri.layers.moe import MixtureOfExperts
+from colibri.layers.nothing import Nothing
 from colibri.layers.short_conv import ShortConv
 from colibri.layers.workspace import Scratch
 from colibri.spec import (
@@ -32,8 +33,9 @@ MIXERS: dict[type, Any] = {
     DeltaNetSpec: DeltaNet,
     Mamba2Spec: Mamba2,
     ShortConvSpec: ShortConv,
+    type(None): Nothing,
 }
-FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward}
+FEED_FORWARDS: dict[type, Any] = {MoeSpec: MixtureOfExperts, DenseSpec: DenseFeedForward, type(None): Nothing}
 
 
 def mixer(spec: LayerSpec, layer: int, build: Build) -> Mixer:

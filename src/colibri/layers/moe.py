@@ -7,6 +7,7 @@ import numpy as np
 from colibri import ops
 from colibri.layers.build import QUANTIZED_BYTES, Build
 from colibri.layers.dense import DenseBeside, Network, activation
+from colibri.layers.latent_experts import LatentExperts
 from colibri.layers.norm import Norm
 from colibri.layers.router import Router
 from colibri.layers.shared import SharedExpert
@@ -28,6 +29,7 @@ class MixtureOfExperts:
         self.following: MixtureOfExperts | None = None  # the next layer's, to look ahead
         self._experts = build.experts
         self._shared = SharedExpert(spec.shared, layer, build) if spec.shared is not None else None
+        self._latent = LatentExperts(spec.latent, layer, build) if spec.latent else None
         self._activation = activation(spec.expert)
         self._logits, self._weights, self._guessed, self._slots, self._normed, *self._own = build.places(
             _buffers(spec, build.hidden)
@@ -40,7 +42,8 @@ class MixtureOfExperts:
         shared = Scratch() if spec.shared is None else SharedExpert.scratch(spec.shared, hidden)
         beside = Scratch() if spec.beside is None else Network.scratch(spec.beside.network, hidden)
         own = Network.native_bytes(spec.expert, spec.routing.experts_per_token) + QUANTIZED_BYTES * hidden
-        buffers = *_buffers(spec, hidden), *shared.buffers, *beside.buffers
+        around = LatentExperts.buffers(spec.latent) if spec.latent else ()
+        buffers = *_buffers(spec, hidden), *around, *shared.buffers, *beside.buffers
         return Scratch(buffers, max(own, shared.native_bytes, beside.native_bytes))
 
     def __call__(self, rows: Rows) -> None:
@@ -53,11 +56,12 @@ class MixtureOfExperts:
             self._beside(rows)
         if self._norm is not None:
             self._norm(rows.normed, rows.hidden)
+        x = rows.normed if self._latent is None else self._latent.enter(rows)
         following = self.following if self._experts.reads_ahead(rows.count) else None
         for part, (table, only) in enumerate(self._experts.handles(self.layer, chosen)):
             if following is not None and part == 0:  # this layer's experts are kept or on their way now
                 self._look_ahead(rows, following, sure=True)
-            ops.moe(slots, rows.normed, table, chosen, self._activation, self._exact, only)
+            ops.moe(slots, x, table, chosen, self._activation, self._exact, only)
         self._add(rows, slots, weights)
         if self._shared is not None:
             self._shared(rows)
@@ -65,6 +69,9 @@ class MixtureOfExperts:
             self._look_ahead(rows, following, sure=False)  # a better guess, to be read during the attention
 
     def _add(self, rows: Rows, slots: ops.Tensor, weights: ops.Tensor) -> None:
+        if self._latent is not None:
+            self._latent.leave(rows, slots, weights)
+            return
         if self._answer_norm is None:
             ops.combine(rows.answer, slots, weights)
             return
@@ -99,7 +106,7 @@ def _buffers(spec: MoeSpec, hidden: int) -> tuple[Buffer, ...]:
         Buffer("router_logits", spec.routing.experts),
         Buffer("weights", k),
         Buffer("guessed_weights", k),
-        Buffer("slots", hidden, rows=k),
+        Buffer("slots", spec.latent or hidden, rows=k),
         Buffer("slots", hidden),
         *own,
     )

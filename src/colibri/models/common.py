@@ -81,8 +81,8 @@ def spec_function(make: Callable[[Checkpoint], ModelSpec]) -> Callable[[Checkpoi
 
 def model(
     checkpoint: Checkpoint,
-    mixer: Callable[[int], Mixer],
-    ffn: Callable[[int], FeedForward],
+    mixer: Callable[[int], Mixer | None],
+    ffn: Callable[[int], FeedForward | None],
     norm: NormSpec,
     layer: Mapping[str, Any] | None = None,
     **rules: Any,
@@ -108,15 +108,22 @@ def model(
     )
 
 
-def kv_heads(checkpoint: Checkpoint) -> list[int]:
-    """Heads of keys and values of each layer, one number for all or a list; 0 in layers that have none."""
-    metadata, key = checkpoint.metadata, checkpoint.key("attention.head_count_kv")
+def per_layer(checkpoint: Checkpoint, name: str, usual: int = 0) -> list[int]:
+    """A number for each layer: of a list, which also counts layers that are not run, or the same for all."""
+    metadata, key = checkpoint.metadata, checkpoint.key(name)
     if not isinstance(metadata.get(key), list | np.ndarray):
-        return [metadata.integer(key, metadata.integer(checkpoint.key("attention.head_count")))] * checkpoint.layers
+        return [metadata.integer(key, usual)] * checkpoint.layers
     listed: list[int] = metadata.integers(key).tolist()
-    if len(listed) != checkpoint.layers or min(listed) < 0:
-        raise metadata.error(key, str(listed), f"one number for each of {checkpoint.layers} layers")
-    return listed
+    blocks = metadata.integer(checkpoint.key("block_count"))
+    if len(listed) != blocks or min(listed) < 0:
+        raise metadata.error(key, str(listed), f"one number for each of {blocks} layers")
+    return listed[: checkpoint.layers]
+
+
+def kv_heads(checkpoint: Checkpoint) -> list[int]:
+    """Heads of keys and values of each layer; 0 in layers that have none."""
+    heads = checkpoint.metadata.integer(checkpoint.key("attention.head_count"), low=1)
+    return per_layer(checkpoint, "attention.head_count_kv", heads)
 
 
 def windows(checkpoint: Checkpoint, usual: Callable[[int], bool]) -> list[bool]:
@@ -240,9 +247,10 @@ def routing(checkpoint: Checkpoint, *, renormalize: bool = False, **rules: Any) 
 def mixture(checkpoint: Checkpoint, routing: RoutingSpec, shared: SharedSpec | None = None, **rules: Any) -> MoeSpec:
     """A mixture of experts; `rules` are those of an expert."""
     metadata, key = checkpoint.metadata, checkpoint.key
-    width = metadata.integer(key("expert_feed_forward_length"), metadata.integer(key("feed_forward_length"), 0))
+    own, of_all = key("expert_feed_forward_length"), key("feed_forward_length")
+    width = metadata.integer(own if own in metadata else of_all, 0)
     expert = DenseSpec(width=width, gated=checkpoint.gated, **rules)
-    return MoeSpec(routing=routing, expert=expert, shared=shared)
+    return MoeSpec(routing=routing, expert=expert, shared=shared, latent=metadata.integer(key("moe_latent_size"), 0))
 
 
 def shared_expert(

@@ -15,6 +15,7 @@ from colibri.layers import kinds
 from colibri.layers.build import Build, FeedForward, Mixer
 from colibri.layers.linear import DenseWeights
 from colibri.layers.moe import MixtureOfExperts
+from colibri.layers.nothing import Nothing
 from colibri.layers.residual import Residual, made_apart, residuals
 from colibri.layers.rope import RopeTables, rope_tables
 from colibri.layers.workspace import LOGIT_ROWS, Rows, Workspace
@@ -66,9 +67,10 @@ class Decoder:
         )
         apart = made_apart(spec)
         self._blocks = [_block(layer, number, build, apart) for number, layer in enumerate(spec.layers)]
-        for block, following in itertools.pairwise(self._blocks):
-            if isinstance(block.ffn, MixtureOfExperts) and isinstance(following.ffn, MixtureOfExperts):
-                block.ffn.following = following.ffn
+        parts = (block.ffn for block in self._blocks if not isinstance(block.ffn, Nothing))
+        for part, following in itertools.pairwise(parts):
+            if isinstance(part, MixtureOfExperts) and isinstance(following, MixtureOfExperts):
+                part.following = following
         self._norm = build.norm(spec.final_norm, spec.norm)
         tied = not weights.has("output.weight")
         self._output = (self._embedding if tied else weights.matrix("output.weight", vocabulary, hidden),)

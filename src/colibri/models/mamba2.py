@@ -39,11 +39,11 @@ def layer(module: str) -> dict[str, str]:
     return {f"{module}.in_proj": "ssm_in", f"{module}.out_proj": "ssm_out"}
 
 
-def views(module: str, groups: str) -> Mapping[str, View]:
-    """Its other tensors, in the shapes that llama.cpp asks for; `groups` is the field with the number of groups."""
+def views(module: str, *groups: str) -> Mapping[str, View]:
+    """Its other tensors, in the shapes that llama.cpp asks for; `groups`: names of the field with their number."""
 
     def norm(config: Metadata, tensor: TensorInfo) -> Iterable[TensorInfo]:
-        count = config.integer(groups, 1, low=1)
+        count = config.integer(next((name for name in groups if name in config), groups[0]), 1, low=1)
         yield replace(tensor, name="ssm_norm.weight", shape=(count, tensor.shape[0] // count))
 
     def taps(config: Metadata, tensor: TensorInfo) -> Iterable[TensorInfo]:

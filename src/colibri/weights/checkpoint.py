@@ -106,11 +106,12 @@ class Checkpoint:
     @property
     def gated(self) -> bool:
         """Whether experts and dense networks have a gate, as nearly all do (the key is ours)."""
-        return self.metadata.flag(self.key("feed_forward_gated"), True)
+        return self.metadata.flag(self.key("feed_forward_gated"), self.family.gated)
 
     def experts(self, layer: int) -> list[Expert]:
         """Where the routed experts of a layer are, merged in one tensor or stored one by one, with shapes checked."""
         hidden = self.metadata.integer(self.key("embedding_length"), low=1)
+        hidden = self.metadata.integer(self.key("moe_latent_size"), 0) or hidden
         own, shared = self.key("expert_feed_forward_length"), self.key("feed_forward_length")
         width = self.metadata.integer(own if own in self.metadata else shared, low=1)
         shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}

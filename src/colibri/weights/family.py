@@ -132,7 +132,7 @@ class Family:
     store in another order than the engine.
     pre_tokenizers: to tell a mislabelled file. skipped: patterns of GGUF names -> what the tensors are that are not
     used. never_tied: llama.cpp asks for an output matrix even where it is tied. final_norm: what GGUF files call the
-    last norm.
+    last norm. gated: experts and dense networks have a gate where metadata does not say.
     views, more_keys: as of a Directory, of GGUF files that have tensors or metadata in older words.
     """
 
@@ -143,6 +143,7 @@ class Family:
     pre_tokenizers: PreTokenizers = NO_PRE_TOKENIZERS
     never_tied: bool = False
     final_norm: str = "output_norm"
+    gated: bool = True
     skipped: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, View] = field(default_factory=dict)
     more_keys: Callable[[Metadata], Mapping[str, Any]] = _no_keys
@@ -165,7 +166,7 @@ COMMON_KEYS: Final = (
     Key("embedding_length", ("hidden_size",)),
     Key("vocab_size", ("vocab_size",)),
     Key("attention.head_count", ("num_attention_heads",)),
-    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps"), "number"),
+    Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"), "number"),
     Key("expert_count", ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")),
     Key("expert_used_count", ("num_experts_per_tok", "moe_k", "top_k_experts")),
 )

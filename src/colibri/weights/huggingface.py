@@ -306,8 +306,8 @@ def _expert_tensors(directory: Directory, block: str, rest: str, tensor: TensorI
     parts = rest.split(".")
     if len(parts) == 3 and parts[0].isdecimal() and parts[1] in directory.experts and parts[2] in ("weight", "bias"):
         return [_info(f"{block}ffn_{directory.experts[parts[1]]}.{int(parts[0])}.{parts[2]}", tensor)]
-    if rest == "down_proj" and len(tensor.shape) == 3:
-        return [_info(f"{block}ffn_down_exps.weight", tensor)]
+    if rest in ("up_proj", "down_proj") and len(tensor.shape) == 3:
+        return [_info(f"{block}ffn_{rest.removesuffix('_proj')}_exps.weight", tensor)]
     if rest == "gate_up_proj" and len(tensor.shape) == 3:
         merged = _info(f"{block}ffn_gate_up_exps.weight", tensor)
         return list(merged.halves(f"{block}ffn_gate_exps.weight", f"{block}ffn_up_exps.weight"))
