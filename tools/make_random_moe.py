@@ -37,6 +37,25 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Hybrid:
+    """Of layers with states: heads of values and of keys, the size of both; each `interval`th has gated attention.
+
+    rotary: how many values of a head of attention turn.
+    """
+
+    interval: int
+    heads: int
+    key_heads: int
+    size: int
+    rotary: int
+    taps: int = 4
+
+    @property
+    def channels(self) -> int:
+        return (2 * self.key_heads + self.heads) * self.size
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a model, in the words of its GGUF metadata."""
 
@@ -60,6 +79,7 @@ class Shape:
     dense: tuple[int, int] = (0, 0)  # how many of the first layers have no experts, and their width
     routing: Mapping[str, Any] = field(default_factory=dict)  # keys of GGUF
     corrected: bool = False  # a bias for the choice of experts
+    hybrid: Hybrid | None = None  # its shared expert has a gate
 
 
 V3 = {"expert_gating_func": 2, "expert_weights_norm": True}
@@ -68,6 +88,10 @@ SHAPES = {
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, 1e-5, "full", "olmo"),
     "mixtral": Shape("llama", 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6, 1e-5),
     "qwen3moe": Shape("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 1e-6, "head", "qwen2"),
+    "qwen3.6": Shape("qwen35moe", 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 1e7, 1e-6, "head", "qwen35",
+                     shared=1, hybrid=Hybrid(4, 32, 16, 128, 64)),
+    "qwen3next": Shape("qwen3next", 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 1e7, 1e-6, "head", "qwen2",
+                       shared=1, hybrid=Hybrid(4, 32, 16, 128, 64)),
     "deepseek-v2-lite": Shape(
         "deepseek2", 27, 2048, 16, 1, 192, 64, 6, 1408, 102400, 32768, 1e4, 1e-6, pre_tokenizer="deepseek-llm",
         latent=Latent(0, 512, 64, 128), shared=2, dense=(1, 10944), routing={"expert_gating_func": 1},
@@ -183,8 +207,8 @@ def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
     for layer in range(shape.layers):
         block = f"blk.{layer}."
         made.plain(block + "attn_norm.weight", (hidden,))
-        (_attention if shape.latent is None else _latent_attention)(made, shape, layer)
-        made.plain(block + "ffn_norm.weight", (hidden,))
+        _mixer(shape, layer)(made, shape, layer)
+        made.plain(block + ("ffn_norm.weight" if shape.hybrid is None else "post_attention_norm.weight"), (hidden,))
         if layer < shape.dense[0]:
             _network(made, layer, "ffn_{}", shape.dense[1], hidden)
             continue
@@ -194,9 +218,17 @@ def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
         _network(made, layer, "ffn_{}_exps", shape.intermediate, hidden, shape.experts)
         if shape.shared:
             _network(made, layer, "ffn_{}_shexp", shape.shared * shape.intermediate, hidden)
+        if shape.hybrid is not None:
+            made.plain(block + "ffn_gate_inp_shexp.weight", (hidden,), 1 / math.sqrt(hidden), 0.0)
     made.plain("output_norm.weight", (hidden,))
     made.matrix("output", -1, (shape.vocabulary, hidden))
     return made.made
+
+
+def _mixer(shape: Shape, layer: int) -> Callable[[Parts, Shape, int], None]:
+    if shape.hybrid is not None and (layer + 1) % shape.hybrid.interval:
+        return _delta_net
+    return _attention if shape.latent is None else _latent_attention
 
 
 def _network(made: Parts, layer: int, name: str, width: int, hidden: int, *experts: int) -> None:
@@ -207,13 +239,29 @@ def _network(made: Parts, layer: int, name: str, width: int, hidden: int, *exper
 
 def _attention(made: Parts, shape: Shape, layer: int) -> None:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    made.matrix("attn_q", layer, (q, shape.hidden))
+    made.matrix("attn_q", layer, (q if shape.hybrid is None else 2 * q, shape.hidden))
     made.matrix("attn_k", layer, (kv, shape.hidden))
     made.matrix("attn_v", layer, (kv, shape.hidden))
     made.matrix("attn_output", layer, (shape.hidden, q), 0.1)
     if shape.qk_norm != "none":
         made.plain(f"blk.{layer}.attn_q_norm.weight", (q if shape.qk_norm == "full" else shape.head_dim,))
         made.plain(f"blk.{layer}.attn_k_norm.weight", (kv if shape.qk_norm == "full" else shape.head_dim,))
+
+
+def _delta_net(made: Parts, shape: Shape, layer: int) -> None:
+    sizes, block, hidden = shape.hybrid, f"blk.{layer}.", shape.hidden
+    assert sizes is not None
+    values = sizes.heads * sizes.size
+    made.matrix("attn_qkv", layer, (sizes.channels, hidden))
+    made.matrix("attn_gate", layer, (values, hidden))
+    for part in ("ba",) if shape.architecture == "qwen3next" else ("beta", "alpha"):
+        rows = sizes.heads * (2 if part == "ba" else 1)
+        made.plain(f"{block}ssm_{part}.weight", (rows, hidden), 1 / math.sqrt(hidden), 0.0)
+    made.plain(block + "ssm_conv1d.weight", (sizes.channels, sizes.taps), 0.5, 0.0)
+    made.plain(block + "ssm_a", (sizes.heads,), 0.2, -1.0)
+    made.plain(block + "ssm_dt.bias", (sizes.heads,), 1.0, -2.0)
+    made.plain(block + "ssm_norm.weight", (sizes.size,))
+    made.matrix("ssm_out", layer, (hidden, values), 0.1)
 
 
 def _latent_attention(made: Parts, shape: Shape, layer: int) -> None:
@@ -277,13 +325,29 @@ def metadata(shape: Shape, name: str, file_type: int) -> dict[str, object]:
         prefix + "vocab_size": shape.vocabulary,
     }
     more = dict(shape.routing)
-    if shape.shared:
+    if shape.hybrid is not None:
+        more |= _states(shape, shape.hybrid)
+    elif shape.shared:
         more["expert_shared_count"] = shape.shared
     if shape.dense[0]:
         more |= {"leading_dense_block_count": shape.dense[0], "feed_forward_length": shape.dense[1]}
     if shape.latent is not None:
         more |= _latent_lengths(shape, shape.latent)
     return keys | {prefix + key: value for key, value in more.items()} | tokenizer(shape)
+
+
+def _states(shape: Shape, hybrid: Hybrid) -> dict[str, object]:
+    return {
+        "expert_shared_feed_forward_length": shape.shared * shape.intermediate,
+        "rope.dimension_count": hybrid.rotary,
+        "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
+        "full_attention_interval": hybrid.interval,
+        "ssm.conv_kernel": hybrid.taps,
+        "ssm.state_size": hybrid.size,
+        "ssm.group_count": hybrid.key_heads,
+        "ssm.time_step_rank": hybrid.heads,
+        "ssm.inner_size": hybrid.heads * hybrid.size,
+    }
 
 
 def _latent_lengths(shape: Shape, latent: Latent) -> dict[str, object]:
@@ -330,7 +394,7 @@ def chunks(part: Part, rng: np.random.Generator, row_scales: npt.NDArray[np.floa
     spec = part.spec
     if spec.type == "F32" and (len(spec.shape) == 1 or "ffn_gate_inp" in spec.name):
         values = rng.standard_normal(spec.shape) * part.deviation + part.mean
-        if "ffn_gate_inp" in spec.name:
+        if spec.name.endswith("ffn_gate_inp.weight"):
             values *= rng.permutation(row_scales)[:, None]
         return iter([values.astype("<f4").view(np.uint8)])
     return random_tensor(rng, spec, part.deviation)

@@ -77,6 +77,17 @@ def test_shapes_with_latent_attention_make_models(
         assert np.isfinite(model.infer([1, 2, 3])).all()
 
 
+@pytest.mark.parametrize("shape", ["qwen3.6", "qwen3next"])
+def test_models_with_states_run(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    path = tmp_path / "t.gguf"
+    small = ["--layers", "4", "--experts", "12", "--hidden", "256", "--intermediate", "256", "--vocabulary", "512"]
+    monkeypatch.setattr(sys, "argv", ["tool", str(path), "--shape", shape, *small])
+    tool.main()
+    with colibri.load(path) as model:
+        logits = model.infer([3, 4, 5])
+    assert logits.shape == (3, 512) and logits.std() > 0.1
+
+
 @pytest.mark.parametrize(("quantization", "kind"), [("q4_k_m", "Q5_0"), ("q5_k", "Q5_1"), ("iq4_xs", "IQ4_NL")])
 def test_odd_widths_get_smaller_blocks(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, kind: str
