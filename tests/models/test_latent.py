@@ -16,6 +16,7 @@ from colibri import ops
 from colibri.config import LoadOptions, SamplingParams
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.gguf_writer import GGUFWriter
+from colibri.conversion.imatrix import ImportanceMatrix
 from colibri.engine.loading import plan_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FormatError, UnsupportedError
@@ -115,6 +116,44 @@ def test_quantised_keys_are_transposed_as_they_are(load: Load, tmp_path: Path) -
     keys = merged[:, :12].transpose(0, 2, 1).astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(values_of(again, "blk.0.attn_k_b.weight"), keys)
     np.testing.assert_array_equal(values_of(again, "blk.0.attn_v_b.weight"), merged[:, 12:])
+
+
+def test_importance_of_each_heads_columns(tmp_path: Path) -> None:
+    """llama.cpp's importance files have sums for each head."""
+    name = "blk.0.attn_v_b.weight"
+    weights = np.random.default_rng(1).uniform(0.1, 10, (4, 32)).astype(np.float32) ** 2
+    importance = ImportanceMatrix(tmp_path / "i.gguf", {name: weights}, {name: np.full(4, 100, np.float32)})
+    convert(open_checkpoint(LITE), tmp_path / "f32.gguf", Options("f32"))
+    convert(open_checkpoint(LITE), tmp_path / "q4_0.gguf", Options("q4_0", importance=importance))
+    values = values_of(read_gguf(tmp_path / "f32.gguf"), name)
+    expected = np.stack([quantize_rows("Q4_0", head, row, name) for head, row in zip(values, weights, strict=True)])
+    info = read_gguf(tmp_path / "q4_0.gguf").tensors[name]
+    found = np.fromfile(info.file, np.uint8, info.nbytes, offset=info.offset)
+    np.testing.assert_array_equal(found, expected.reshape(-1))
+    plain = quantize_rows("Q4_0", values.reshape(-1, 32), None, name)
+    assert (found != plain.reshape(-1)).any()
+    wrong = ImportanceMatrix(tmp_path / "i.gguf", {name: weights[:3]}, {name: np.full(3, 100, np.float32)})
+    with pytest.raises(FormatError, match=r"weights of shape \(3, 32\), \(4, 32\) is expected"):
+        convert(open_checkpoint(LITE), tmp_path / "wrong.gguf", Options("q4_0", importance=wrong))
+
+
+def test_layers_that_predict_more_tokens_are_left_out(load: Load, tmp_path: Path) -> None:
+    """A file of GLM-4.7-Flash counts them as layers."""
+    (tmp_path / "early").mkdir()
+    file = read_gguf(early_file(LARGE, tmp_path / "early"))
+    tensors = {TensorSpec(name, info.type, info.shape): values_of(file, name) for name, info in file.tensors.items()}
+    tensors |= {
+        replace(spec, name=spec.name.replace("blk.2.", "blk.3.")): values
+        for spec, values in tensors.items()
+        if spec.name.startswith("blk.2.")
+    }
+    tensors[TensorSpec("blk.3.nextn.enorm.weight", "F32", (32,))] = np.ones(32, np.float32)
+    counts = {"deepseek2.block_count": 4, "deepseek2.nextn_predict_layers": 1}
+    write(tmp_path / "m.gguf", dict(file.metadata) | counts, tensors)
+    ids = golden_of(LARGE)["ids"].tolist()
+    np.testing.assert_array_equal(load(tmp_path / "m.gguf").infer(ids), load(LARGE).infer(ids))
+    (note,) = open_checkpoint(tmp_path / "m.gguf").notes
+    assert "more than one token" in note
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """weights: mean squared input of each column, (experts or 1, k) by tensor; counts: tokens seen, (experts or 1,)."""
+    """weights: mean squared input of each column, (matrices, k) by tensor; counts: tokens seen, (matrices,).
+
+    A tensor holds one matrix, or one for each expert or head.
+    """
 
     path: Path
     weights: Mapping[str, Floats]
@@ -44,7 +47,8 @@ class ImportanceMatrix:
             found = self.weights.get(name)
             if found is None or len(shape) < 2:
                 continue
-            expected = (shape[0] if is_merged_experts(name) else 1, shape[-1])
+            matrices = shape[0] if len(shape) > 2 else 1  # of experts or heads
+            expected = matrices, shape[-1]
             if len(found) == 1 and found.size == expected[0] * expected[1]:  # .dat files run the experts together
                 found = found.reshape(expected)
             if found.shape != expected:
@@ -52,7 +56,7 @@ class ImportanceMatrix:
                     f"{self.path}: {name} has weights of shape {found.shape}, {expected} is expected; "
                     "the file belongs to another model"
                 )
-            chosen[name] = found if is_merged_experts(name) else found[0]
+            chosen[name] = found if matrices > 1 or is_merged_experts(name) else found[0]
         return chosen
 
     def rarely_seen(self) -> list[str]:

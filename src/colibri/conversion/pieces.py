@@ -97,8 +97,15 @@ class Pieces:
                 rows, k = info.shape[0], 1
             unit = 1 if order is None else order.unit
             step = max(1, CHUNK_VALUES // (unit * k)) * unit
-            for first in range(0, rows, step):
-                yield part, first, min(step, rows - first)
+            height = info.shape[-2] if self._weighed_heads else rows
+            for start in range(0, rows, height):
+                for first in range(start, start + height, step):
+                    yield part, first, min(step, start + height - first)
+
+    @property
+    def _weighed_heads(self) -> bool:
+        """Whether one part holds several matrices whose columns have weights of their own."""
+        return len(self._output.parts) == 1 and self._importance is not None and self._importance.ndim == 2
 
     def _compute(self, part: int, first: int, count: int) -> tuple[Bytes, Bytes]:
         """Rows of a part as the source has them, and as they are written."""
@@ -115,5 +122,5 @@ class Pieces:
             rows = dequantize(info.type, ordered, len(ordered), k)
         weights = self._importance
         if weights is not None and weights.ndim == 2:
-            weights = weights[part]
+            weights = weights[first // info.shape[-2] if self._weighed_heads else part]
         return raw, quantize_rows(spec.type, rows, weights, f"{info.file}: tensor {info.name}").reshape(-1)
