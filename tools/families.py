@@ -76,6 +76,8 @@ def traits(mixer: Mixer) -> Iterator[str]:
         if mixer.rope is not None and mixer.rope.rotary < mixer.head_dim:
             yield "partial rope"
         yield from (name for name in ("sinks", "gate") if getattr(mixer, name))
+        if mixer.values_from_keys:
+            yield "values from keys"
 
 
 def experts(spec: MoeSpec, corrected: bool) -> Iterator[str]:
@@ -92,6 +94,8 @@ def experts(spec: MoeSpec, corrected: bool) -> Iterator[str]:
         yield "renormalised"
     if spec.shared is not None:
         yield "shared expert" if spec.shared.gate == "none" else f"shared expert ({spec.shared.gate} gate)"
+    if spec.beside is not None:
+        yield "dense network beside"
     if spec.expert.activation != "silu":
         yield spec.expert.activation if spec.expert.gated else f"{spec.expert.activation} without a gate"
     if spec.latent:

@@ -15,6 +15,7 @@ import numpy as np
 
 from colibri.conversion.probe_texts import WORDS
 from colibri.errors import FormatError, UnsupportedError
+from colibri.text import gguf_tokenizer
 from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import TokenType
 from colibri.text.huggingface import Directory
@@ -47,7 +48,8 @@ def tokenizer_metadata(
         name = pre or _pre_tokenizer(vocabulary, expected, source.file, note)
         keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}
     elif vocabulary.style == "sentencepiece":
-        keys |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
+        model = architecture if architecture in gguf_tokenizer.FAMILIES else "llama"
+        keys |= {"tokenizer.ggml.model": model, "tokenizer.ggml.pre": "default"}
         keys["tokenizer.ggml.add_space_prefix"] = _adds_space(vocabulary)
         keys["tokenizer.ggml.scores"] = _scores(pieces, description)
     else:

@@ -119,7 +119,7 @@ TEXT: Final = Directory(
         Key("feed_forward_length", ("intermediate_size",)),
         Key("expert_feed_forward_length", ("moe_intermediate_size",)),
         Key("attention.sliding_window", ("sliding_window",)),
-        Key("final_logit_softcapping", ("final_logit_softcapping",), "number", None),
+        Key("final_logit_softcapping", ("final_logit_softcapping",), "number", 0.0),  # llama.cpp takes 30 without it
         Key(SHARED, ("num_kv_shared_layers",), default=0),
         Key(PER_LAYER, ("hidden_size_per_layer_input",), default=0),
     ),

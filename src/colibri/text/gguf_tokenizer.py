@@ -1,7 +1,8 @@
 """Tokenizers rebuilt from GGUF metadata.
 
-Keys and token types are those of the GGUF specification (`tokenizer.ggml.*`). Two families are known: `llama`
-(SentencePiece byte-pair pieces with scores) and `gpt2` (byte-level byte pairs with a merge table).
+Keys and token types are those of the GGUF specification (`tokenizer.ggml.*`). Three families are known: `llama`
+(SentencePiece byte-pair pieces with scores), `gemma4` (the same with a merge table and no space in front of a text) and
+`gpt2` (byte-level byte pairs with a merge table).
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def read_types(metadata: Metadata, pieces: Sequence[str], named: Iterable[int] =
 
 
 def family(metadata: Metadata) -> str:
-    """`llama` or `gpt2`."""
+    """A name in FAMILIES."""
     model = metadata.text(MODEL)
-    if model not in _BUILDERS:
-        known = " and ".join(sorted(_BUILDERS))
+    if model not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
         raise UnsupportedError(
             f"{metadata.source}: {MODEL} is {model!r}; only {known} tokenizers can be rebuilt from a GGUF file. "
             "Load the checkpoint's directory with its tokenizer.json instead."
@@ -87,7 +88,7 @@ def build(metadata: Metadata, pieces: list[str], named: Iterable[int], note: Not
 
     Raises FormatError naming the key for missing or contradictory metadata, UnsupportedError for other families.
     """
-    builder = _BUILDERS[family(metadata)]
+    builder = FAMILIES[family(metadata)]
     types = read_types(metadata, pieces, named)
     return builder(metadata, pieces, types, note)
 
@@ -156,7 +157,7 @@ def _encodable(pieces: Sequence[str]) -> dict[str, int]:
 def _build_gpt2(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
     merges = _pairs(metadata)
     if not merges:
-        raise metadata.error(MERGES, "missing or empty", "the merge table of a gpt2 tokenizer")
+        raise _no_merges(metadata)
     pre, _ = choose_pre_tokenizer(metadata)
     missing = len(BYTE_ALPHABET.keys() - set(pieces))
     if missing:
@@ -172,8 +173,20 @@ def _build_gpt2(metadata: Metadata, pieces: list[str], types: list[int], note: N
     return _finish(backend, names, pieces, types, "byte_level", strip=False)
 
 
-def _build_llama(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
-    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+def _no_merges(metadata: Metadata) -> FormatError:
+    return metadata.error(MERGES, "missing or empty", f"the merge table of a {family(metadata)} tokenizer")
+
+
+def _build_gemma4(metadata: Metadata, pieces: list[str], types: list[int], note: Note) -> Vocabulary:
+    if not _pairs(metadata):
+        raise _no_merges(metadata)
+    return _build_llama(metadata, pieces, types, note, prefix=False)
+
+
+def _build_llama(
+    metadata: Metadata, pieces: list[str], types: list[int], note: Note, *, prefix: bool = True
+) -> Vocabulary:
+    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", prefix)
     pieces = _written_spaces(pieces, types)
     names = _distinct(pieces, note)
     merges = _pairs(metadata)
@@ -309,7 +322,8 @@ def _add(backend: Backend, pieces: Sequence[str], tokens: Iterable[int], *, spec
         backend.add_tokens(added)
 
 
-_BUILDERS: dict[str, Callable[[Metadata, list[str], list[int], Note], Vocabulary]] = {
+FAMILIES: Final[dict[str, Callable[[Metadata, list[str], list[int], Note], Vocabulary]]] = {
+    "gemma4": _build_gemma4,
     "gpt2": _build_gpt2,
     "llama": _build_llama,
 }

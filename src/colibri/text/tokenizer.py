@@ -53,9 +53,10 @@ class _GGUFSource:
         self.notes: list[str] = []
         self._metadata = metadata
         self._embedded = JSON in metadata
-        self._llama = not self._embedded and gguf_tokenizer.family(metadata) == "llama"
-        self._add_bos_default = self._llama
-        if not self._embedded and not self._llama:
+        family = "" if self._embedded else gguf_tokenizer.family(metadata)
+        self._llama = family == "llama"
+        self._add_bos_default = family in ("llama", "gemma4")
+        if family == "gpt2":
             pre, doubt = gguf_tokenizer.choose_pre_tokenizer(metadata, expected)
             self._add_bos_default = pre.add_bos
             if doubt is not None:

@@ -313,6 +313,36 @@ def test_a_merge_table_beside_scores_is_used(llama_metadata: dict[str, Any]) -> 
     assert [tokenizer.token_bytes(token) for token in ids] == [b" ", b"the", b"n"]
 
 
+def test_gemma4_merges_raw_text_by_its_table() -> None:
+    """As its tokenizer.json does: spaces are written otherwise, none is put in front, runs of newlines are pieces."""
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", "a", "b", "\n", "\n\n", "ab", "\u2581ab", "\u2581\u2581", "<|channel>"]
+    first = pieces.index("\u2581")
+    types = [3, 3, 3, 2, *[6] * 256, *[1] * 8, 4]
+    metadata = {
+        "general.architecture": "gemma4",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": ["\n \n", "a b", "\u2581 ab", "\u2581 \u2581"],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    tokenizer = load_metadata(metadata)
+    space, a, b, line, lines, ab, space_ab, spaces, channel = range(first, first + 9)
+    for text, expected in (
+        ("ab ab", [ab, space_ab]), ("  b", [spaces, b]), ("a\n\n\nb", [a, lines, line, b]),
+        ("<|channel>ab", [channel, ab]), ("\xe9 ", [4 + 0xC3, 4 + 0xA9, space]),
+    ):  # fmt: skip
+        assert tokenizer.encode(text, add_special=False) == expected, text
+        assert tokenizer.decode(expected) == text
+    assert tokenizer.encode("a") == [2, a]
+    assert tokenizer.notes == ()
+    with pytest.raises(FormatError, match="merge table of a gemma4 tokenizer"):
+        load_metadata({**metadata, "tokenizer.ggml.merges": []}).encode("a")
+
+
 def test_equal_scores_fall_back_to_the_order_of_ids(
     sentencepiece: dict[str, Any], llama_metadata: dict[str, Any]
 ) -> None:
