@@ -48,7 +48,7 @@ def tokenizer_metadata(
         name = pre or _pre_tokenizer(vocabulary, expected, source.file, note)
         keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}
     elif vocabulary.style == "sentencepiece":
-        model = architecture if architecture in gguf_tokenizer.FAMILIES else "llama"
+        model = next((name for name in sorted(expected.names) if name in gguf_tokenizer.FAMILIES), "llama")
         keys |= {"tokenizer.ggml.model": model, "tokenizer.ggml.pre": "default"}
         keys["tokenizer.ggml.add_space_prefix"] = _adds_space(vocabulary)
         keys["tokenizer.ggml.scores"] = _scores(pieces, description)

@@ -16,7 +16,7 @@ from colibri.errors import FormatError, UnsupportedError
 from colibri.models import common
 from colibri.spec import AttentionSpec, BesideSpec, ModelSpec
 from colibri.weights.checkpoint import Checkpoint
-from colibri.weights.family import ATTENTION, COMMON_KEYS, DENSE, TOP, Directory, Family, Key
+from colibri.weights.family import ATTENTION, COMMON_KEYS, DENSE, TOP, Directory, Family, Key, PreTokenizers
 from colibri.weights.metadata import Metadata
 from colibri.weights.tensor_info import TensorInfo
 
@@ -156,5 +156,6 @@ SEEING: Final = replace(
 FAMILY = Family(
     architectures=("gemma4",),
     spec=common.spec_function(spec),
+    pre_tokenizers=PreTokenizers(frozenset({"gemma4"})),
     directories={"gemma4_text": TEXT, "gemma4": SEEING},
 )

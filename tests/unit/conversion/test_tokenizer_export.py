@@ -133,6 +133,15 @@ def test_sentencepiece_ids_are_the_same_with_and_without_merges(tmp_path: Path, 
             assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
 
 
+def test_gemma4_has_a_name_for_its_tokenizer(tmp_path: Path, sentencepiece: dict[str, Any]) -> None:
+    original = sentencepiece_tokenizer(sentencepiece)
+    keys = export(write(tmp_path, original), "gemma4")
+    assert keys["tokenizer.ggml.model"] == "gemma4"
+    rebuilt = load_metadata({key: value for key, value in keys.items() if key != JSON})
+    for text in [*TEXTS, *random_texts(100)]:
+        assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
+
+
 def test_tokens_without_a_row_in_the_model_are_left_out(tmp_path: Path) -> None:
     original = train_byte_level((QWEN2,), nfc=True)
     size = original.get_vocab_size()
