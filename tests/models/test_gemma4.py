@@ -88,3 +88,10 @@ def test_rope_of_one_kind_is_not_enough(tmp_path: Path) -> None:
     path = changed(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
     with pytest.raises(FormatError, match="rope_parameters has no full_attention"):
         open_checkpoint(path)
+
+
+def test_no_cap_is_said() -> None:
+    """llama.cpp caps logits at 30 where a file is silent."""
+    checkpoint = open_checkpoint(TEXT.parent / "gemma4_text-tied-bf16")
+    assert checkpoint.metadata["gemma4.final_logit_softcapping"] == 0
+    assert model_spec(checkpoint).logit_cap is None
