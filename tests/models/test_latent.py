@@ -137,6 +137,15 @@ def test_importance_of_each_heads_columns(tmp_path: Path) -> None:
         convert(open_checkpoint(LITE), tmp_path / "wrong.gguf", Options("q4_0", importance=wrong))
 
 
+def test_a_file_that_holds_keys_twice(tmp_path: Path) -> None:
+    file = read_gguf(early_file(LITE, tmp_path))
+    tensors = {TensorSpec(name, info.type, info.shape): values_of(file, name) for name, info in file.tensors.items()}
+    tensors[TensorSpec("blk.0.attn_k_b.weight", "F32", (4, 32, 12))] = np.zeros((4, 32, 12), np.float32)
+    write(tmp_path / "both.gguf", file.metadata, tensors)
+    with pytest.raises(FormatError, match=r"holds both blk.0.attn_kv_b.weight and blk.0.attn_k_b.weight"):
+        open_checkpoint(tmp_path / "both.gguf")
+
+
 def test_layers_that_predict_more_tokens_are_left_out(load: Load, tmp_path: Path) -> None:
     """A file of GLM-4.7-Flash counts them as layers."""
     (tmp_path / "early").mkdir()

@@ -273,8 +273,11 @@ def _with_views(tensors: Mapping[str, TensorInfo], family: Family, metadata: Met
         block = _BLOCK.match(name)
         prefix = block[0] if block is not None else ""
         view = family.views.get(name.removeprefix(prefix))
-        parts = [info] if view is None else [replace(part, name=prefix + part.name) for part in view(metadata, info)]
-        result |= {part.name: part for part in parts}
+        for part in [info] if view is None else view(metadata, info):
+            own = part.name if view is None else prefix + part.name
+            if view is not None and own in tensors:
+                raise FormatError(f"{info.file}: holds both {name} and {own}")
+            result[own] = replace(part, name=own)
     return result
 
 
