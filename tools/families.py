@@ -34,6 +34,7 @@ SCORES = {"identity": "logits", "sqrt_softplus": "sqrt softplus"}
 LLAMA_CPP = {
     "llama": 1e-6, "qwen2moe": 8e-7, "qwen3moe": 9e-7, "qwen3next": 3e-6, "qwen35moe": 5e-6, "olmoe": 7e-7,
     "gpt-oss": 1e-6, "glm4moe": 8e-7, "minimax-m2": 4e-7, "granitemoe": 2e-7, "ernie4_5-moe": 2e-6, "deepseek2": 4e-6,
+    "lfm2moe": 8e-7, "nemotron_h_moe": 9e-7,
     "gemma4": 9e-5,
 }  # fmt: skip
 

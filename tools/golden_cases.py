@@ -181,12 +181,13 @@ FAMILIES: dict[str, Case] = {
                     "layers_block_type": ["moe", "mlp", "linear_attention", "full_attention", "moe"]},
         router=1.5,
     ),
-    "lfm2_moe-f32": Case("lfm2_moe", config=LFM | {"routed_scaling_factor": 1.4}, router=1.5),
+    "lfm2_moe-f32": Case("lfm2_moe", config=LFM, router=1.5),
     # More taps, biases, one head of keys, a head of 24, layers that begin with attention.
     "lfm2_moe-bias-bf16": Case(
         "lfm2_moe", "BF16",
         LFM | {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "conv_L_cache": 5,
                "conv_bias": True, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
+               "routed_scaling_factor": 1.4,
                "layer_types": ["full_attention", "conv", "conv", "full_attention"]},
         router=1.5,
     ),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from colibri.config import KvType
 from colibri.conversion import calibration, dequantize as conversion
+from colibri.spec import DenseSpec
 from colibri.weights.block_types import BY_NAME
 
 F32 = NDArray[np.float32]
@@ -410,17 +411,10 @@ SILU = Activation()
 
 def glu(activation: Activation, gate: F32, up: F32 | None) -> F32:
     """f(gate) * up, without a gate (up None) f(gate); "clamped" and gpt-oss' clamp both before."""
-    g = gate.astype(np.float64)
-    u = np.ones_like(g) if up is None else up.astype(np.float64)
     name, alpha, limit = activation
-    if name == "relu2":
-        return np.asarray(np.maximum(g, 0) ** 2 * u, np.float32)
-    if name in ("silu_clamped", "swiglu_oai"):
-        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
-    if name == "swiglu_oai":
-        return np.asarray((u + 1) * g * np.exp(-np.logaddexp(0.0, -alpha * g)), np.float32)
-    curve: Any = name.removesuffix("_clamped")
-    return calibration.glu(curve, np.asarray(g), np.asarray(u))
+    kind: Any = name
+    spec = DenseSpec(width=1, activation=kind, gated=up is not None, alpha=alpha, limit=limit)
+    return calibration.glu(spec, gate, up)
 
 
 def expert(x: F32, e: Expert, activation: Activation = SILU, exact: bool = False) -> F32:

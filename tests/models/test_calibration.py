@@ -14,7 +14,7 @@ from colibri.conversion.calibration import calibrate, write_imatrix
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.imatrix import read_imatrix
 from colibri.engine.model import Model
-from colibri.errors import ArgumentError
+from colibri.errors import ArgumentError, UnsupportedError
 from colibri.models.registry import open_checkpoint
 
 from .conftest import GOLDEN, golden_of
@@ -68,6 +68,28 @@ def test_experts_count_their_tokens_and_see_their_own_inputs(load: Load) -> None
     np.testing.assert_allclose(
         calibration.sums["blk.1.ffn_down_exps.weight"][expert], np.square(inner).sum(axis=0), rtol=1e-3
     )
+
+
+def test_experts_without_a_gate(load: Load) -> None:
+    """relu^2 of one product is what goes into the matrix down."""
+    path, layer = GOLDEN / "families" / "nemotron_h-f32", 1
+    ids = golden_of(path)["ids"].tolist()[:20]
+    calibration = calibrate(load(path, precision="exact"), ids, window=20)
+    counts = calibration.counts[f"blk.{layer}.ffn_up_exps.weight"]
+    assert counts.sum() == 2 * 20
+    expert = int(counts.argmax())
+    squares = calibration.sums[f"blk.{layer}.ffn_up_exps.weight"][expert].sum()
+    inner = np.sqrt(calibration.sums[f"blk.{layer}.ffn_down_exps.weight"][expert])
+    up = open_checkpoint(path).experts(layer)[expert].by_name["up"]
+    weight = np.fromfile(up.file, np.float32, up.nbytes // 4, offset=up.offset).reshape(up.shape)
+    most = np.square(weight, dtype=np.float64).sum(axis=1) * squares  # of the square of a product, by Cauchy-Schwarz
+    assert (inner > 0).any() and (inner <= most).all()
+
+
+def test_experts_narrower_than_the_model_are_refused(load: Load) -> None:
+    model = load(GOLDEN / "families" / "nemotron_h-latent-bf16")
+    with pytest.raises(UnsupportedError, match="narrower than the model"):
+        calibrate(model, [3] * 20, window=10)
 
 
 def test_the_file_goes_into_a_conversion(load: Load, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.engine.model import Model
-from colibri.errors import ArgumentError
+from colibri.errors import ArgumentError, UnsupportedError
 from colibri.experts.stats import NO_EXPERT
 from colibri.layers.build import Mixer
 from colibri.layers.workspace import Rows
@@ -44,6 +44,11 @@ class Calibration:
         self._expert: dict[int, DenseSpec] = {
             layer: spec.ffn.expert for layer, spec in enumerate(model.spec.layers) if isinstance(spec.ffn, MoeSpec)
         }
+        if any(isinstance(layer.ffn, MoeSpec) and layer.ffn.latent for layer in model.spec.layers):
+            raise UnsupportedError(
+                f"{model.spec.architecture}: its experts are narrower than the model, what they see is not"
+                " measured; use an importance matrix that llama.cpp made"
+            )
         self._reader = FileReader()
         self._kept: OrderedDict[tuple[int, int], tuple[Tensors, Tensors | None]] = OrderedDict()
         self._kept_bytes = 0
@@ -80,8 +85,7 @@ class Calibration:
         x.numpy()[...] = rows
         outs = tuple(ops.tensor("F32", (len(rows), weight.shape[0])) for weight in weights)
         ops.matmul(outs, x, weights, True, False, biases)
-        first = outs[0].numpy()
-        return glu(self._expert[layer].activation, first, outs[1].numpy() if outs[1:] else np.ones_like(first))
+        return glu(self._expert[layer], outs[0].numpy(), outs[1].numpy() if outs[1:] else None)
 
     def _matrices(self, layer: int, expert: int) -> tuple[Tensors, Tensors | None]:
         """gate, where there is one, and up; their biases, where there are any."""
@@ -129,16 +133,29 @@ def calibrate(
     return calibration
 
 
-def glu(activation: Activation, gate: F32, up: F32) -> F32:
-    """The gated activation of an expert."""
-    g = gate.astype(np.float64)
-    if activation == "silu":
-        curve = np.exp(-np.logaddexp(0.0, -g))
-    elif activation == "gelu_tanh":
-        curve = 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
-    else:
-        curve = 0.5 * (1 + np.vectorize(math.erf)(g / np.sqrt(2)))
-    return (g * curve * up.astype(np.float64)).astype(np.float32)
+def glu(expert: DenseSpec, gate: F32, up: F32 | None = None) -> F32:
+    """What an expert does between its matrices; without a gate the activation of what would be the gate's."""
+    g, kind = gate.astype(np.float64), expert.activation
+    u = np.ones_like(g) if up is None else up.astype(np.float64)
+    if kind in ("silu_clamped", "swiglu_oai"):
+        g, u = np.minimum(g, expert.limit), np.clip(u, -expert.limit, expert.limit)
+    slope = expert.alpha if kind == "swiglu_oai" else 1.0
+    return np.asarray(g * CURVES[kind](slope * g) * (u + 1 if kind == "swiglu_oai" else u), np.float32)
+
+
+def _sigmoid(x: F64) -> F64:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -x)))
+
+
+# What each activation multiplies its input by.
+CURVES: Final[Mapping[Activation, Callable[[F64], F64]]] = {
+    "silu": _sigmoid,
+    "silu_clamped": _sigmoid,
+    "swiglu_oai": _sigmoid,
+    "gelu_tanh": lambda x: 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+    "relu2": lambda x: np.maximum(x, 0),
+}
 
 
 def _ignore(position: int, logits: NDArray[np.float32]) -> None:
