@@ -9,8 +9,12 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from colibri.server import chat, completions, other_routes
+from colibri.server import anthropic, chat, completions, ollama, other_routes, responses
+from colibri.server.anthropic import CountRequest, MessagesRequest
 from colibri.server.fields import header
+from colibri.server.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
+from colibri.server.problems import json_response
+from colibri.server.responses import ResponsesRequest
 from colibri.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, InferRequest, TokenizeRequest
 from colibri.server.service import Service
 
@@ -49,6 +53,27 @@ def install(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         return await answered(service, body, request, other_routes.detokenize)
 
+    @app.post("/v1/responses", response_class=Response)
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await answered(service, body, request, responses.respond)
+
+    @app.get("/v1/responses/{identity}", response_class=Response)
+    async def response(identity: str) -> Response:
+        return json_response(service.responses.find(identity).response)
+
+    @app.delete("/v1/responses/{identity}", response_class=Response)
+    async def forget(identity: str) -> Response:
+        service.responses.forget(identity)
+        return json_response({"id": identity, "object": "response", "deleted": True})
+
+    @app.post("/v1/messages", response_class=Response)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        return await answered(service, body, request, anthropic.messages)
+
+    @app.post("/v1/messages/count_tokens", response_class=Response)
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        return await answered(service, body, request, anthropic.count_tokens)
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card(service)]}
@@ -66,3 +91,31 @@ def card(service: Service) -> dict[str, Any]:
         "id": service.name, "object": "model", "created": service.created, "owned_by": "colibri",
         "max_model_len": ready.context if ready is not None else None,
     }  # fmt: skip
+
+
+def install_ollama(app: FastAPI, service: Service) -> None:
+    """Add the routes of Ollama's API."""
+
+    @app.post("/api/chat", response_class=Response)
+    async def chat_of_ollama(body: OllamaChatRequest, request: Request) -> Response:
+        return await answered(service, body, request, ollama.chat)
+
+    @app.post("/api/generate", response_class=Response)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        return await answered(service, body, request, ollama.generate)
+
+    @app.post("/api/show", response_class=Response)
+    async def show(body: ShowRequest, request: Request) -> Response:
+        return await answered(service, body, request, ollama.show)
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        return ollama.tags(service)
+
+    @app.get("/api/ps")
+    async def running() -> dict[str, Any]:
+        return ollama.running(service)
+
+    @app.get("/api/version")
+    async def version() -> dict[str, Any]:
+        return ollama.version()

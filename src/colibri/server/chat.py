@@ -27,7 +27,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """How a chat goes to the model and comes back."""
 
     ids: tuple[int, ...]
@@ -38,9 +38,16 @@ class _Plan:
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     """The next message of a conversation."""
-    service.check_model(body.model)
-    plan = await asyncio.to_thread(_plan, service, body)
-    service.check_ids(plan.ids, "messages")
+    plan, outputs = await begin(service, body)
+    reply = _Reply(service, body, plan)
+    if body.stream:
+        return EventStream(stream(outputs, reply, service.settings.keep_alive_s), outputs)
+    return await unless_left(request, _whole(outputs, reply))
+
+
+async def begin(service: Service, body: ChatRequest) -> tuple[Plan, Outputs]:
+    """Put a chat into the queue."""
+    plan = await plan_of(service, body)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     most = room_left(len(plan.ids), service.ready.context, wanted)
     commands = [
@@ -53,11 +60,15 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
         )
         for index in range(body.n or 1)
     ]  # fmt: skip
-    reply = _Reply(service, body, plan)
-    outputs = service.submit(commands)
-    if body.stream:
-        return EventStream(stream(outputs, reply, service.settings.keep_alive_s), outputs)
-    return await unless_left(request, _whole(outputs, reply))
+    return plan, service.submit(commands)
+
+
+async def plan_of(service: Service, body: ChatRequest) -> Plan:
+    """What goes to the model, checked."""
+    service.check_model(body.model)
+    plan = await asyncio.to_thread(_plan, service, body)
+    service.check_ids(plan.ids, "messages")
+    return plan
 
 
 async def _whole(outputs: Outputs, reply: _Reply) -> Response:
@@ -70,7 +81,7 @@ async def _whole(outputs: Outputs, reply: _Reply) -> Response:
 # ---- to the model ----------------------------------------------------------------------------------------------------
 
 
-def _plan(service: Service, body: ChatRequest) -> _Plan:
+def _plan(service: Service, body: ChatRequest) -> Plan:
     """Render and encode; runs beside the event loop, as a template may take its time."""
     tokenizer = service.text
     offered = [] if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or []]
@@ -82,7 +93,7 @@ def _plan(service: Service, body: ChatRequest) -> _Plan:
     ids = tokenizer.encode(text, add_special=False)
     marks = (tokenizer.token_id(mark) for mark in reading.marks)
     keep_special = any(mark is not None and tokenizer.is_special(mark) for mark in marks)
-    return _Plan(tuple(ids), grammar, reading, keep_special)
+    return Plan(tuple(ids), grammar, reading, keep_special)
 
 
 def _variables(body: ChatRequest) -> dict[str, Any]:
@@ -151,15 +162,16 @@ def _checked(name: str, grammar: str) -> str:
 # ---- and back --------------------------------------------------------------------------------------------------------
 
 
-class _Choice:
+class Choice:
     """One reply as it grows."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.text = plan.reading.reader()
         self.deltas: list[Delta] = []
         self.tokens: list[Token] = []
         self.calls = 0
         self.finish: str | None = None
+        self.stop: str | None = None  # the stop string that ended it
 
     def take(self, output: Output) -> list[Delta]:
         """What an output adds."""
@@ -170,6 +182,7 @@ class _Choice:
         self.tokens += output.tokens
         self.calls += sum(delta.call is not None for delta in deltas)
         if output.finish is not None:
+            self.stop = output.stop
             self.finish = "tool_calls" if self.calls and output.finish == "stop" else output.finish
         return deltas
 
@@ -177,10 +190,10 @@ class _Choice:
 class _Reply:
     """Makes the chunks of a stream, or the whole reply."""
 
-    def __init__(self, service: Service, body: ChatRequest, plan: _Plan) -> None:
+    def __init__(self, service: Service, body: ChatRequest, plan: Plan) -> None:
         self._service = service
         self._body = body
-        self._choices = [_Choice(plan) for _ in range(body.n or 1)]
+        self._choices = [Choice(plan) for _ in range(body.n or 1)]
         self._usage = Usage([len(plan.ids)], body.n or 1)
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}
         self._called = [0] * len(self._choices)
@@ -236,7 +249,7 @@ class _Reply:
         choices = [self._message(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._frame, "object": "chat.completion", "choices": choices, "usage": self._usage.as_dict()}
 
-    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
         content = "".join(delta.content for delta in choice.deltas)
         thought = "".join(delta.reasoning for delta in choice.deltas)
         calls = [delta.call.as_dict() for delta in choice.deltas if delta.call is not None]

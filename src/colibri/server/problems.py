@@ -34,8 +34,14 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """The error object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The error object, as the clients of this path know errors."""
+        if path.startswith("/api/"):  # Ollama's
+            return {"error": self.message}
+        outer = {"type": "error"} if path.startswith("/v1/messages") else {}  # Anthropic's
+        return {**outer, **self._object()}
+
+    def _object(self) -> dict[str, Any]:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -76,27 +82,27 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 def install(app: FastAPI) -> None:
     """Make every error of the app an error object."""
 
-    def api_error(_: Request, error: Exception) -> Response:
+    def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return json_response(error.body(), error.status, error.headers)
+        return json_response(error.body(request.url.path), error.status, error.headers)
 
-    def invalid(_: Request, error: Exception) -> Response:
+    def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         problem = validation_problem(error.errors())
-        return json_response(problem.body(), problem.status)
+        return json_response(problem.body(request.url.path), problem.status)
 
-    def http_error(_: Request, error: Exception) -> Response:
+    def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         problem = ApiError(error.status_code, str(error.detail), headers=error.headers)
-        return json_response(problem.body(), problem.status, problem.headers)
+        return json_response(problem.body(request.url.path), problem.status, problem.headers)
 
-    def colibri_error(_: Request, error: Exception) -> Response:
+    def colibri_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ColibriError)
-        return json_response(refused(error).body(), 400)
+        return json_response(refused(error).body(request.url.path), 400)
 
     def unexpected(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return json_response(ApiError(500, "The server failed; its log has the details.").body(), 500)
+        return json_response(ApiError(500, "The server failed; its log has the details.").body(request.url.path), 500)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(RequestValidationError, invalid)

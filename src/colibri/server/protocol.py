@@ -13,7 +13,7 @@ import numpy as np
 
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Output:
     """What a request got in a step. finish: stop, length, cancelled, lost, or None while it goes on.
 
     prefilled: tokens of the prompt that are computed; cached: those of them found in the cache. sampled: tokens chosen
-    so far. bad_request: the error is the client's fault.
+    so far. bad_request: the error is the client's fault. stop: the stop string that ended it.
     """
 
     request: int
@@ -135,6 +135,7 @@ class Output:
     error: str | None = None
     bad_request: bool = False
     prompt: tuple[PromptLogits, ...] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

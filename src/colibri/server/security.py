@@ -19,7 +19,7 @@ from colibri.server.proxies import forwarded
 from colibri.server.settings import ServerSettings
 
 OPEN_PATHS = ("/", "/health", "/page/", "/favicon.ico")  # without a key: they tell nothing of anybody's requests
-METHODS = "GET, HEAD, POST, OPTIONS"
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _EXPOSED = "x-colibri-ignored, x-request-id, retry-after"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 
@@ -67,7 +67,7 @@ class Gate:
                 scope = {**scope, "method": "GET"}
             await self._app(scope, _bounded(receive, self._limit, self._timeout_s), answer)
         except ApiError as error:
-            await json_response(error.body(), error.status, error.headers)(scope, receive, answer)
+            await json_response(error.body(scope["path"]), error.status, error.headers)(scope, receive, answer)
         finally:
             self._metrics.requests.labels(_known_path(scope), str(status)).inc()
 
@@ -149,7 +149,7 @@ def _headless(send: Send) -> Send:
 def _options(headers: Headers) -> dict[str, str]:
     """What may be asked here; a page of another origin asks before it sends."""
     if "origin" not in headers:
-        return {"Allow": METHODS}
+        return {}
     asked = headers.get("access-control-request-headers", "")
     private = {"Access-Control-Allow-Private-Network": "true"}
     return {

@@ -19,6 +19,7 @@ from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
 from colibri.server.prompt_logits import report_bytes
 from colibri.server.protocol import Output, Ready, Stats, Submit
+from colibri.server.response_store import ResponseStore
 from colibri.server.settings import ServerSettings
 from colibri.server.supervisor import Supervisor, Ticket
 from colibri.text import Tokenizer, load_tokenizer
@@ -45,6 +46,7 @@ class Service:
         self.supervisor = Supervisor(settings.load, settings.hang_s)
         self.metrics = Metrics()
         self.fields = Fields(settings.strict)
+        self.responses = ResponseStore()
         self.live = Live(self.supervisor)
         self.draining = asyncio.Event()
         self.created = int(time.time())

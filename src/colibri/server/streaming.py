@@ -7,7 +7,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -47,42 +48,62 @@ async def left(receive: Receive) -> None:
         pass
 
 
-async def stream(outputs: Outputs, chunks: Chunks, keep_alive_s: float) -> AsyncGenerator[str, None]:
-    """The events of a request, comments when nothing was said for a while, and [DONE]. An error is the last event."""
+def _error_event(error: ApiError) -> str:
+    return event(error.body())
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How the objects of a stream are written. silence: what is sent when nothing was said for a while."""
+
+    write: Callable[[Any], str] = event
+    error: Callable[[ApiError], str] = _error_event
+    done: str = DONE
+    silence: str = ": keep-alive\n\n"
+    media_type: str = "text/event-stream"
+
+
+OPENAI = Wire()
+
+
+async def stream(
+    outputs: Outputs, chunks: Chunks, keep_alive_s: float, wire: Wire = OPENAI
+) -> AsyncGenerator[str, None]:
+    """The events of a request, and their end. An error is the last event."""
     last = time.monotonic()
     running = len(outputs)
     try:
         for chunk in chunks.begin():
-            yield event(chunk)
+            yield wire.write(chunk)
         while running:
             found = await outputs.next(keep_alive_s)
             made = chunks.take(*found) if found is not None else []
             running -= found is not None and found[1].finish is not None
             for chunk in made:
-                yield event(chunk)
+                yield wire.write(chunk)
             now = time.monotonic()
             if made:
                 last = now
             elif now - last >= keep_alive_s:
                 last = now
-                yield ": keep-alive\n\n"
+                yield wire.silence
         for chunk in chunks.end():
-            yield event(chunk)
-        yield DONE
+            yield wire.write(chunk)
+        yield wire.done
     except ApiError as error:
-        yield event(error.body())
+        yield wire.error(error)
     except Exception:
         log.exception("a stream failed")
-        yield event(ApiError(500, "The server failed; its log has the details.").body())
+        yield wire.error(ApiError(500, "The server failed; its log has the details."))
 
 
 class EventStream(Response):
     """Sends events until they end or the client leaves, then closes their source."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[str, None], close: contextlib.AbstractContextManager[Any]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, events: AsyncGenerator[str, None], close: contextlib.AbstractContextManager[Any], wire: Wire = OPENAI
+    ) -> None:
+        super().__init__(media_type=wire.media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close

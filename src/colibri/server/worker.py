@@ -179,7 +179,8 @@ class Worker:
             self._stale = sequence.error
         return [
             protocol.Output(
-                request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt
+                request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt,
+                sequence.stop_text,
             )
         ]
 
