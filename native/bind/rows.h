@@ -17,11 +17,12 @@ void add(Tensor &out, const Tensor &x) {
 }
 
 /* out *= sigmoid(gate), value by value. */
-void sigmoid_gate(Tensor &out, const Tensor &gate) {
+/* False: a gate is not finite, which the products with zero would hide. */
+bool sigmoid_gate(Tensor &out, const Tensor &gate) {
     f32_of(out, "out", -1, -1);
     f32_of(gate, "gate", out.shape[0], out.shape[1]);
     expect_apart(out, "out", gate, "gate");
-    region_sigmoid_gate(out.f32(), gate.f32(), int(out.shape[0]), int(out.shape[1]));
+    return region_sigmoid_gate(out.f32(), gate.f32(), int(out.shape[0]), int(out.shape[1]));
 }
 
 /* x = cap * tanh(x / cap), value by value. */

@@ -103,8 +103,8 @@ bool region_gated_norm(float *out, const float *x, const float *gate, int n, con
 int region_router(int32_t *ids, float *weights, const float *logits, int n, const struct routing *routing);
 /* LayerNorm with a bias, RMSNorm without; false: not finite. */
 bool region_norm(float *out, const float *x, const float *weight, const float *bias, int n, int dim, float eps);
-/* out *= sigmoid(gate) */
-void region_sigmoid_gate(float *out, const float *gate, int n, int dim);
+/* out *= sigmoid(gate); false: a gate is not finite. */
+bool region_sigmoid_gate(float *out, const float *gate, int n, int dim);
 void region_soft_cap(float *x, float cap, int64_t values);
 bool region_clip(float *x, int n, int dim, float limit); /* to -limit..limit; false: a number was not finite */
 void region_embed(float *out, const struct matrix *table, const int32_t *ids, int n);

@@ -74,14 +74,15 @@ struct gate_job { float *out; const float *gate; int dim; };
 static bool gate_rows(const void *context, int first, int last, int thread) {
     (void)thread;
     const struct gate_job *job = context;
+    const int64_t from = (int64_t)first * job->dim, to = (int64_t)last * job->dim;
     for (int64_t i = first; i < last; i++)
         kernels->sigmoid_gate(job->out + i * job->dim, job->gate + i * job->dim, job->dim);
-    return true;
+    return kernels->finite(job->gate + from, to - from);
 }
 
-void region_sigmoid_gate(float *out, const float *gate, int n, int dim) {
+bool region_sigmoid_gate(float *out, const float *gate, int n, int dim) {
     const struct gate_job job = {out, gate, dim};
-    over_rows(gate_rows, &job, n, 2 * (int64_t)dim);
+    return over_rows(gate_rows, &job, n, 2 * (int64_t)dim);
 }
 
 struct cap_job { float *x; float cap; int64_t values; };

@@ -70,10 +70,18 @@ def test_sigmoid_gate(n: int, width: int) -> None:
 
     def run() -> F32:
         out = plain(x)
-        ops.sigmoid_gate(out, plain(gate))
+        assert ops.sigmoid_gate(out, plain(gate))
         return np.array(out.numpy())
 
     np.testing.assert_allclose(same_everywhere(run), reference.sigmoid_gate(x, gate), rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gate_that_is_not_finite(bad: float) -> None:
+    """The sigmoid of an infinity is a number, which would hide what came before."""
+    gate = normal(5, 37)
+    gate[3, 36] = bad
+    assert not ops.sigmoid_gate(plain(normal(5, 37)), plain(gate))
 
 
 def test_sigmoid_gate_names_wrong_arguments() -> None:

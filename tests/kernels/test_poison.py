@@ -242,7 +242,7 @@ def short_conv(c: Case) -> Outputs:
 def delta_net(c: Case) -> Outputs:
     heads, size, key_size = 4, 24, 40
     rule = ops.DeltaRule(plain(-np.ones(heads, np.float32)), normal(heads), 2, key_size)
-    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads * 2, key_size, 16)
+    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads, 32 * key_size)
     qkv, beta, dt = c.normal(c.n, 4 * key_size + heads * size), normal(c.n, heads), normal(c.n, heads, seed=1)
     good = ops.delta_net(out, qkv, beta, dt, state, recurrent_batch(c.n), rule)
     assert good == (c.bad is None)
@@ -252,7 +252,7 @@ def delta_net(c: Case) -> Outputs:
 def mamba2(c: Case) -> Outputs:
     heads, size, state_size = 4, 24, 40
     rule = ops.StateSpace(plain(-np.ones(heads, np.float32)), normal(heads), 2, state_size, normal(heads))
-    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads * 2, state_size, 16)
+    out, state = c.output("F32", c.n, heads * size), c.output("F32", 2, heads, 32 * state_size)
     good = ops.mamba2(out, c.normal(c.n, heads * size + 4 * state_size), normal(c.n, heads), state,
                       recurrent_batch(c.n), rule)  # fmt: skip
     assert good == (c.bad is None)

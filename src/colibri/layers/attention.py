@@ -57,8 +57,8 @@ class Attention:
         found = ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule)
         if found:
             raise _not_finite(self._prefix, found, self._values_from_keys)
-        if gate:
-            ops.sigmoid_gate(attended, *gate)
+        if gate and not ops.sigmoid_gate(attended, *gate):
+            raise _not_finite(self._prefix, "q", self._values_from_keys)
         ops.matmul((rows.answer,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
