@@ -287,3 +287,32 @@ def test_a_step_that_is_broken_off_leaves_no_state(
     assert states is not None
     taken = {model.engine.cache.reserve() for _ in range(states.slots)}
     assert taken == set(range(states.slots))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("chunk", [640, 64])
+def test_a_full_cache_makes_the_latest_wait_and_changes_no_token(load: Load, share: bool, chunk: int) -> None:
+    """Six blocks, and few slots, for nine sequences that grow to three blocks each; half of them begin alike."""
+    alone = load(NEXT, context=640)
+    small = load(NEXT, context=640, sequences=2, share_prefixes=share, chunk=chunk)
+    rng = np.random.default_rng(8)
+    common = rng.integers(3, 60, 257).tolist()
+    lengths = [20, 30, 240, 250, 255, 256, 257, 20, 40]
+    prompts = [(common if place % 2 else rng.integers(3, 60, 257).tolist())[:n] for place, n in enumerate(lengths)]
+    params = [
+        SamplingParams(max_tokens=600 - length, temperature=place % 2, seed=place, ignore_eos=True)
+        for place, length in enumerate(lengths)
+    ]
+    expected = [list(alone.generate(*given)) for given in zip(prompts, params, strict=True)]
+    waiting = [small.sequence(*given) for given in zip(prompts, params, strict=True)]
+    for sequence in waiting:
+        small.engine.add(sequence)
+    while any(sequence.finish_reason is None for sequence in waiting):
+        before = small.engine.steps
+        small.engine.step()
+        assert small.engine.steps > before, "nothing runs, and there are some that wait"
+    assert [list(sequence.output) for sequence in waiting] == expected
+    assert small.engine.cache.free_blocks == small.engine.cache.blocks
+    states = small.engine.cache.states
+    assert states is not None
+    assert {small.engine.cache.reserve() for _ in range(states.slots)} == set(range(states.slots))

@@ -81,7 +81,8 @@ def _sizes(config: Metadata) -> DeltaNetSpec:
 
 def _more_keys(config: Metadata) -> Mapping[str, Any]:
     """Keys that no single field gives: width of all values, which layers are recurrent."""
-    layers, interval = config.integer("num_hidden_layers", low=1), config.integer("full_attention_interval", INTERVAL)
+    layers = config.integer("num_hidden_layers", low=1)
+    interval = config.integer("full_attention_interval", INTERVAL, low=1)
     kinds = config.strings("layer_types", ())
     if not set(kinds) <= {"linear_attention", "full_attention"}:
         raise UnsupportedError(f"{config.source}: layer_types are {sorted(set(kinds))}; linear and full are run")
