@@ -71,6 +71,14 @@ TEXTS: list[tuple[str, str, Expected]] = [
      [("a", "{}"), ("b", "{}")]),
     ("hermes", '<tool_call>{"name": "a", "arguments": {}</tool_call>\n' + HERMES,
      ['<tool_call>{"name": "a", "arguments": {}</tool_call>\n', ("weather", '{"city": "Köln"}')]),
+    ("python", '<|tool_call_start|>[w(city="Paris", days=3)]<|tool_call_end|>It is sunny.', [PARIS, "It is sunny."]),
+    ("python", 'So: <|tool_call_start|>[a(), b.c(x=[-1, None, true], y={"k": "</|>\\d"})]<|tool_call_end|>',
+     ["So: ", ("a", "{}"), ("b.c", '{"x": [-1, null, true], "y": {"k": "</|>\\\\d"}}')]),
+    ("python", '<|tool_call_start|>w(city="Paris")<|tool_call_e', [ONLY]),
+    ("python", '<|tool_call_start|>[w(city="Par', ['<|tool_call_start|>[w(city="Par']),
+    *(("python", f"<|tool_call_start|>[{call}]<|tool_call_end|>.", [f"<|tool_call_start|>[{call}]<|tool_call_end|>."])
+      for call in ("a(1)", "a(x=b)", "a(x=1e999)", "a(x=b'')", "a(x=f())", "a(**{})", "a", "a()()", "a(x={1: 2})",
+                   "a(x=" + "[" * 300 + "]" * 300 + ")", "a(x='\\ud800')", "a(x=-'b')", "a(x=1)(", "")),
     ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]',
      [("a", '{"x": 1}'), ("b", "{}")]),
     ("mistral", 'First. [TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', ["First. ", ("a", '{"x": 1}'), ("b", "{}")]),
@@ -141,6 +149,7 @@ MARKS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", '"name"', "x", " ", "\n", "<", "[", "<function=",
     "<function=a>", "<parameter=b>", "</parameter>", "<arg_key>", "</arg_value>", "<minimax:tool_call>", "<invoke name=",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<｜tool▁calls▁begin｜>", "<|tool_call|>", "```json", "\\",
+    "<|tool_call_start|>", "<|tool_call_end|>", "a(",
 ]  # fmt: skip
 
 
@@ -238,12 +247,22 @@ def test_a_call_after_a_thought() -> None:
         ("<tool_call>\n<function=NAME>\n<parameter=KEY>", "coder"),
         ("<tool_call>{name}\n<arg_key>{k}</arg_key>\n<arg_value>", "glm"),
         ('<minimax:tool_call><invoke name="x">', "minimax"),
+        ("List of tools: <|tool_list_start|>[", "python"),
+        ("<|im_start|>List of tools: [", "python-2.5"),
         ("... tools ...", "json"),
         (None, "json"),
     ],
 )
 def test_the_format_is_what_the_template_teaches(template: str | None, name: str) -> None:
     assert format_of(template).name == name
+
+
+def test_marks_of_answers_are_seen_where_the_template_has_others() -> None:
+    template = "<think></think>List of tools: <|tool_list_start|>["
+    prompt = ChatPrompt(template=template, text="", taught=True)
+    marks = reading_of(prompt, TOOLS, forced=False).marks
+    assert {"<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>"} <= set(marks)
+    assert "<|tool_call_start|>" not in reading_of(prompt, [], forced=False).marks
 
 
 def test_a_template_that_was_not_used_for_tools_teaches_nothing() -> None:

@@ -17,18 +17,23 @@ from colibri.text.formats.harmony import FINAL, MARKS, HarmonyReader
 from colibri.text.formats.hermes import GraniteReader, HermesReader, MistralReader, PlainReader
 from colibri.text.formats.marked import DEEPSEEK, KIMI, MarkedReader
 from colibri.text.formats.pairs import CODER, GLM, MINIMAX, PairsReader
+from colibri.text.formats.python_calls import MARKS as PYTHON_MARKS, PythonReader
 from colibri.text.formats.reasoning import ReasoningSplitter, thoughts_of
 from colibri.text.formats.tagged import CallReader, Tools
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How calls are written. marks: what a template that teaches it holds. new_id: ids that the template takes back."""
+    """How calls are written. marks: what a template that teaches it holds. new_id: ids that the template takes back.
+
+    written: marks that answers hold, where they are others.
+    """
 
     name: str
     marks: tuple[str, ...]
     reader: Callable[[Tools, Callable[[], str]], CallReader]
     new_id: Callable[[], str] = long_id
+    written: tuple[str, ...] = ()
 
 
 FORMATS = (
@@ -40,6 +45,8 @@ FORMATS = (
     Format("mistral", ("[TOOL_CALLS]",), MistralReader, nine_letters),
     Format("granite", ("<|tool_call|>",), GraniteReader),
     Format("hermes", ("<tool_call>",), HermesReader),
+    Format("python", ("<|tool_list_start|>",), PythonReader, written=PYTHON_MARKS),
+    Format("python-2.5", ("<|im_start|>", "List of tools: ["), PythonReader, written=PYTHON_MARKS),
 )
 PLAIN = Format("json", (), PlainReader)
 
@@ -79,5 +86,7 @@ def reading_of(prompt: ChatPrompt, tools: Tools, *, forced: bool) -> Reading:
         splitter = ReasoningSplitter(thoughts, inside=inside)
         return ThoughtThenAnswer(splitter, calls.reader(tools, calls.new_id) if tools else None)
 
-    marks = (calls.marks if tools else ()) + ((thoughts.open, thoughts.close) if thoughts is not None else ())
+    marks = calls.marks + calls.written if tools else ()
+    if thoughts is not None:
+        marks += thoughts.open, thoughts.close
     return Reading(reader, marks, FINAL if harmony else "")
