@@ -12,102 +12,19 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from random_blocks import Bytes, random_tensor
+from random_shapes import SHAPES, Hybrid, Latent, Shape, Sliding
 
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.weights.block_types import BY_NAME, row_bytes
 from colibri.weights.gguf_writer import TensorSpec, Value
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Sizes of latent attention: of the vector queries are made from (0: none), the shared one, rope, values."""
-
-    query: int
-    shared: int
-    rope: int
-    value: int
-
-
-@dataclass(frozen=True)
-class Hybrid:
-    """Of layers with states: heads of values and of keys, the size of both; each `interval`th has gated attention.
-
-    rotary: how many values of a head of attention turn.
-    """
-
-    interval: int
-    heads: int
-    key_heads: int
-    size: int
-    rotary: int
-    taps: int = 4
-
-    @property
-    def channels(self) -> int:
-        return (2 * self.key_heads + self.heads) * self.size
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model, in the words of its GGUF metadata."""
-
-    architecture: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int
-    used: int
-    intermediate: int
-    vocabulary: int
-    context: int
-    theta: float
-    epsilon: float
-    qk_norm: str = "none"  # "none", "head" or "full"
-    pre_tokenizer: str = "gpt-2"
-    latent: Latent | None = None
-    shared: int = 0  # experts that every token goes to
-    dense: tuple[int, int] = (0, 0)  # how many of the first layers have no experts, and their width
-    routing: Mapping[str, Any] = field(default_factory=dict)  # keys of GGUF
-    corrected: bool = False  # a bias for the choice of experts
-    hybrid: Hybrid | None = None  # its shared expert has a gate
-
-
-V3 = {"expert_gating_func": 2, "expert_weights_norm": True}
-SHAPES = {
-    "tiny": Shape("olmoe", 2, 256, 4, 4, 64, 8, 2, 256, 512, 1024, 1e4, 1e-5, "full", "olmo"),
-    "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, 1e-5, "full", "olmo"),
-    "mixtral": Shape("llama", 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6, 1e-5),
-    "qwen3moe": Shape("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 1e-6, "head", "qwen2"),
-    "qwen3.6": Shape("qwen35moe", 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 1e7, 1e-6, "head", "qwen35",
-                     shared=1, hybrid=Hybrid(4, 32, 16, 128, 64)),
-    "qwen3next": Shape("qwen3next", 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 1e7, 1e-6, "head", "qwen2",
-                       shared=1, hybrid=Hybrid(4, 32, 16, 128, 64)),
-    "deepseek-v2-lite": Shape(
-        "deepseek2", 27, 2048, 16, 1, 192, 64, 6, 1408, 102400, 32768, 1e4, 1e-6, pre_tokenizer="deepseek-llm",
-        latent=Latent(0, 512, 64, 128), shared=2, dense=(1, 10944), routing={"expert_gating_func": 1},
-    ),
-    "deepseek-v3": Shape(
-        "deepseek2", 61, 7168, 128, 1, 192, 256, 8, 2048, 129280, 32768, 1e4, 1e-6, pre_tokenizer="deepseek-v3",
-        latent=Latent(1536, 512, 64, 128), shared=1, dense=(3, 18432), corrected=True,
-        routing=V3 | {"expert_weights_scale": 2.5, "expert_group_count": 8, "expert_group_used_count": 4},
-    ),
-    "glm-4.7-flash": Shape(
-        "deepseek2", 47, 2048, 20, 1, 256, 64, 4, 1536, 154880, 202752, 1e6, 1e-5, pre_tokenizer="glm4",
-        latent=Latent(768, 512, 64, 256), shared=1, dense=(1, 10240), corrected=True,
-        routing=V3 | {"expert_weights_scale": 1.8},
-    ),
-}  # fmt: skip
-
 
 # --- quantisation mixes ---
 
@@ -178,6 +95,7 @@ class Part:
     spec: TensorSpec
     deviation: float
     mean: float = 0.0
+    values: npt.NDArray[np.float64] | None = None  # in place of drawn ones
 
 
 class Parts:
@@ -195,19 +113,25 @@ class Parts:
         spec = TensorSpec(name, chosen if fits else AT_ODD_WIDTHS[chosen], dims)
         self.made.append(Part(spec, gain / math.sqrt(dims[-1])))
 
-    def plain(self, name: str, dims: tuple[int, ...], deviation: float = 0.02, mean: float = 1.0) -> None:
+    def plain(
+        self, name: str, dims: tuple[int, ...], deviation: float = 0.02, mean: float = 1.0,
+        values: npt.NDArray[np.float64] | None = None,
+    ) -> None:  # fmt: skip
         """A tensor of floats, by default the weight of a norm."""
-        self.made.append(Part(TensorSpec(name, "F32", dims), deviation, mean))
+        self.made.append(Part(TensorSpec(name, "F32", dims), deviation, mean, values))
 
 
 def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
     """All tensors of the model in file order."""
     made, hidden = Parts(shape, mix), shape.hidden
-    made.matrix("token_embd", -1, (shape.vocabulary, hidden), 0.5 * math.sqrt(hidden))
+    tied = shape.sliding is not None  # and scaled by sqrt(hidden)
+    made.matrix("token_embd", -1, (shape.vocabulary, hidden), 1.0 if tied else 0.5 * math.sqrt(hidden))
     for layer in range(shape.layers):
         block = f"blk.{layer}."
         made.plain(block + "attn_norm.weight", (hidden,))
         _mixer(shape, layer)(made, shape, layer)
+        if shape.sliding is not None:
+            _beside(made, shape, shape.sliding, layer)
         made.plain(block + ("ffn_norm.weight" if shape.hybrid is None else "post_attention_norm.weight"), (hidden,))
         if layer < shape.dense[0]:
             _network(made, layer, "ffn_{}", shape.dense[1], hidden)
@@ -221,8 +145,24 @@ def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
         if shape.hybrid is not None:
             made.plain(block + "ffn_gate_inp_shexp.weight", (hidden,), 1 / math.sqrt(hidden), 0.0)
     made.plain("output_norm.weight", (hidden,))
-    made.matrix("output", -1, (shape.vocabulary, hidden))
+    if not tied:
+        made.matrix("output", -1, (shape.vocabulary, hidden))
+    if shape.sliding is not None:
+        turning = np.arange(shape.head_dim // 2) < shape.sliding.rotary // 2
+        made.plain("rope_freqs.weight", turning.shape, values=np.where(turning, 1, 1e30))
     return made.made
+
+
+def _beside(made: Parts, shape: Shape, sliding: Sliding, layer: int) -> None:
+    """Norms of answers, the scales of a layer and of its router, the dense network."""
+    block, hidden = f"blk.{layer}.", shape.hidden
+    made.plain(block + "post_attention_norm.weight", (hidden,), mean=0.1)
+    for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"):
+        made.plain(f"{block}{name}.weight", (hidden,))
+    made.plain(block + "layer_output_scale.weight", (1,))
+    made.plain(block + "ffn_gate_inp.scale", (hidden,), 0.1, math.sqrt(hidden))
+    made.plain(block + "ffn_down_exps.scale", (shape.experts,))
+    _network(made, layer, "ffn_{}", sliding.beside, hidden)
 
 
 def _mixer(shape: Shape, layer: int) -> Callable[[Parts, Shape, int], None]:
@@ -238,10 +178,14 @@ def _network(made: Parts, layer: int, name: str, width: int, hidden: int, *exper
 
 
 def _attention(made: Parts, shape: Shape, layer: int) -> None:
+    keys = layer not in shape.sliding if shape.sliding is not None else False  # are values, too
+    if shape.sliding is not None and not keys:
+        shape = replace(shape, head_dim=shape.sliding.head_dim, kv_heads=shape.sliding.kv_heads)
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     made.matrix("attn_q", layer, (q if shape.hybrid is None else 2 * q, shape.hidden))
     made.matrix("attn_k", layer, (kv, shape.hidden))
-    made.matrix("attn_v", layer, (kv, shape.hidden))
+    if not keys:
+        made.matrix("attn_v", layer, (kv, shape.hidden))
     made.matrix("attn_output", layer, (shape.hidden, q), 0.1)
     if shape.qk_norm != "none":
         made.plain(f"blk.{layer}.attn_q_norm.weight", (q if shape.qk_norm == "full" else shape.head_dim,))
@@ -333,6 +277,8 @@ def metadata(shape: Shape, name: str, file_type: int) -> dict[str, object]:
         more |= {"leading_dense_block_count": shape.dense[0], "feed_forward_length": shape.dense[1]}
     if shape.latent is not None:
         more |= _latent_lengths(shape, shape.latent)
+    if shape.sliding is not None:
+        more |= _windows(shape, shape.sliding)
     return keys | {prefix + key: value for key, value in more.items()} | tokenizer(shape)
 
 
@@ -347,6 +293,24 @@ def _states(shape: Shape, hybrid: Hybrid) -> dict[str, object]:
         "ssm.group_count": hybrid.key_heads,
         "ssm.time_step_rank": hybrid.heads,
         "ssm.inner_size": hybrid.heads * hybrid.size,
+    }
+
+
+def _windows(shape: Shape, sliding: Sliding) -> dict[str, object]:
+    pattern = [layer in sliding for layer in range(shape.layers)]
+    heads = np.where(pattern, sliding.kv_heads, shape.kv_heads)
+    return {
+        "feed_forward_length": sliding.beside,
+        "attention.head_count_kv": heads.astype(np.int32),
+        "attention.key_length_swa": sliding.head_dim,
+        "attention.value_length_swa": sliding.head_dim,
+        "attention.sliding_window": sliding.window,
+        "attention.sliding_window_pattern": np.array(pattern),
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "rope.dimension_count_swa": sliding.head_dim,
+        "rope.freq_base_swa": 1e4,
+        "final_logit_softcapping": 30.0,
     }
 
 
@@ -392,6 +356,8 @@ def tokenizer(shape: Shape) -> dict[str, object]:
 def chunks(part: Part, rng: np.random.Generator, row_scales: npt.NDArray[np.float64]) -> Iterator[Bytes]:
     """The bytes of one part; routers get their rows scaled, in an order of their own for every layer."""
     spec = part.spec
+    if part.values is not None:
+        return iter([part.values.astype("<f4").view(np.uint8)])
     if spec.type == "F32" and (len(spec.shape) == 1 or "ffn_gate_inp" in spec.name):
         values = rng.standard_normal(spec.shape) * part.deviation + part.mean
         if spec.name.endswith("ffn_gate_inp.weight"):

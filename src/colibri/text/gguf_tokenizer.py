@@ -68,7 +68,8 @@ def family(metadata: Metadata) -> str:
     """A name in FAMILIES."""
     model = metadata.text(MODEL)
     if model not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+        *others, last = sorted(FAMILIES)
+        known = f"{', '.join(others)} and {last}"
         raise UnsupportedError(
             f"{metadata.source}: {MODEL} is {model!r}; only {known} tokenizers can be rebuilt from a GGUF file. "
             "Load the checkpoint's directory with its tokenizer.json instead."

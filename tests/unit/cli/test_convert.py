@@ -252,7 +252,7 @@ def test_a_configuration_that_makes_no_model_is_refused_before_any_work(
 @pytest.mark.parametrize(("key", "value", "found"), [
     ("tokenizer.ggml.merges", ["t h", "t nothing"], "without a token 'nothing'"),
     ("tokenizer.ggml.token_type", np.ones(3, np.int32), "token_type"),
-    ("tokenizer.ggml.model", "rwkv", "only gpt2 and llama tokenizers"),
+    ("tokenizer.ggml.model", "rwkv", "only gemma4, gpt2 and llama tokenizers"),
 ])  # fmt: skip
 def test_a_tokenizer_that_would_not_load_is_refused_before_any_work(
     converted: Path, tmp_path: Path, key: str, value: Any, found: str

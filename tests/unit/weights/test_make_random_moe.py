@@ -77,6 +77,18 @@ def test_shapes_with_latent_attention_make_models(
         assert np.isfinite(model.infer([1, 2, 3])).all()
 
 
+def test_a_model_with_windows_runs(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.gguf"
+    small = ["--layers", "6", "--experts", "12", "--hidden", "256", "--intermediate", "352", "--vocabulary", "512"]
+    monkeypatch.setattr(sys, "argv", ["tool", str(path), "--shape", "gemma-4", *small])
+    tool.main()
+    mixers = [layer.mixer for layer in model_spec(open_checkpoint(path)).layers]
+    assert [(mixer.window, mixer.head_dim, mixer.kv_heads) for mixer in mixers] == [(1024, 256, 8)] * 5 + [(0, 512, 2)]
+    with colibri.load(path) as model:
+        logits = model.infer([3, 4, 5])
+    assert logits.std() > 0.1 and np.abs(logits).max() < 20
+
+
 @pytest.mark.parametrize("shape", ["qwen3.6", "qwen3next"])
 def test_models_with_states_run(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     path = tmp_path / "t.gguf"
