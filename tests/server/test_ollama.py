@@ -88,7 +88,14 @@ def test_thoughts_and_calls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"messages": [{**QUESTION[0], "images": ["AAAA"]}]}, {"options": {"temperature": 9}}, {"format": "yaml"}],
+    [
+        {"messages": [{**QUESTION[0], "images": ["AAAA"]}]},
+        {"options": {"temperature": 9}},
+        {"format": "yaml"},
+        {"messages": [{"role": 3, "tool_calls": 5}]},
+        {"messages": [{"role": "user", "content": {"a": 1}}]},
+        {"tools": [{}]},
+    ],
 )
 def test_a_clients_fault_is_named(server: Server, change: dict[str, Any]) -> None:
     answer = server.post("/api/chat", {"model": "colibri-demo", "messages": QUESTION, **change})

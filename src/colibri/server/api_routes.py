@@ -96,26 +96,26 @@ def card(service: Service) -> dict[str, Any]:
 def install_ollama(app: FastAPI, service: Service) -> None:
     """Add the routes of Ollama's API."""
 
-    @app.post("/api/chat", response_class=Response)
+    @app.post("/api/chat", response_class=Response, responses=ollama.ERRORS)
     async def chat_of_ollama(body: OllamaChatRequest, request: Request) -> Response:
         return await answered(service, body, request, ollama.chat)
 
-    @app.post("/api/generate", response_class=Response)
+    @app.post("/api/generate", response_class=Response, responses=ollama.ERRORS)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         return await answered(service, body, request, ollama.generate)
 
-    @app.post("/api/show", response_class=Response)
+    @app.post("/api/show", response_class=Response, responses=ollama.ERRORS)
     async def show(body: ShowRequest, request: Request) -> Response:
         return await answered(service, body, request, ollama.show)
 
-    @app.get("/api/tags")
+    @app.get("/api/tags", responses=ollama.ERRORS)
     async def tags() -> dict[str, Any]:
         return ollama.tags(service)
 
-    @app.get("/api/ps")
+    @app.get("/api/ps", responses=ollama.ERRORS)
     async def running() -> dict[str, Any]:
         return ollama.running(service)
 
-    @app.get("/api/version")
+    @app.get("/api/version", responses=ollama.ERRORS)
     async def version() -> dict[str, Any]:
         return ollama.version()

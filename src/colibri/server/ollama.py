@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -70,6 +71,13 @@ class ShowRequest(Strict):
     name: str | None = None
 
 
+class OllamaError(BaseModel):
+    """What an error looks like on these paths."""
+
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {kind: {"model": OllamaError} for kind in ("4XX", "5XX")}
 WIRE = Wire(
     lambda value: json.dumps(value, separators=(",", ":")) + "\n",
     lambda error: json.dumps(error.body("/api/")) + "\n",
@@ -110,8 +118,9 @@ def _turn(index: int, message: Fields) -> Fields:
     turn = {key: message[key] for key in ("role", "content") if message.get(key) is not None}
     if message.get("thinking") is not None:
         turn["reasoning_content"] = message["thinking"]
-    if message.get("tool_calls"):
-        turn["tool_calls"] = [{**call, "type": "function"} for call in message["tool_calls"] if isinstance(call, dict)]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        turn["tool_calls"] = [{**call, "type": "function"} for call in calls if isinstance(call, dict)]
     if message.get("tool_name") is not None:
         turn["name"] = message["tool_name"]
     if message.get("tool_call_id") is not None:
