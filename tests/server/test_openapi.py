@@ -22,5 +22,5 @@ def test_every_answer_is_what_the_document_says(tmp_path: Path) -> None:
         ]  # fmt: skip
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout
-        assert "Tested: 20" in done.stdout
+        assert "Tested: 21" in done.stdout
         assert server.get("/health").json()["engine"]["restarts"] == 0

@@ -281,12 +281,13 @@ class Engine:
         return rows
 
     def _report(self, sequence: Sequence, watcher: PromptWatcher, rows: Rows, row: int, count: int) -> None:
-        """Show the logits of a part of a prompt, where they have not been shown before."""
+        """Show the logits (or last states) of a part of a prompt, where they have not been shown before."""
+        values = self.decoder.states if sequence.watches_states else self.decoder.logits
         for first in range(max(0, sequence.watched - sequence.computed), count, LOGIT_ROWS):
             part = min(LOGIT_ROWS, count - first)
-            logits = self.decoder.logits(rows, row + first, row + first + part)
+            shown = values(rows, row + first, row + first + part)
             for place in range(part):
-                watcher(sequence.computed + first + place, logits[place])
+                watcher(sequence.computed + first + place, shown[place])
             sequence.watched += part
 
     def _sample(self, work: list[Work], rows: Rows) -> None:

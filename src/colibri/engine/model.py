@@ -155,12 +155,13 @@ class Model:
         constraint: Constraint | None = None,
         prompt_watcher: PromptWatcher | None = None,
         watched: int = 0,
+        watches_states: bool = False,
     ) -> Running:
         """What `engine.add` takes, for callers with a step loop of their own.
 
         continues: the answer goes on from a text, so that its leading space is kept. keep_special: control tokens are
         part of the text. max_tokens is cut to the room left. prompt_watcher sees the logits of every position but the
-        first `watched`. Raises ArgumentError and ContextFullError.
+        first `watched`, or what logits are made from (hidden,). Raises ArgumentError and ContextFullError.
         """
         ids = self._check_ids(prompt)
         room = self.context - len(ids)
@@ -170,7 +171,7 @@ class Model:
             decoder = self.tokenizer.decoder(skip_special=not keep_special, continues=continues)
         return Running(
             ids, params, most, self.end_ids, decoder, constraint=constraint, prompt_watcher=prompt_watcher,
-            watched=watched,
+            watched=watched, watches_states=watches_states,
         )  # fmt: skip
 
     def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:

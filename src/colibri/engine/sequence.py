@@ -50,6 +50,7 @@ class Sequence:
         constraint: Constraint | None = None,
         prompt_watcher: PromptWatcher | None = None,
         watched: int = 0,
+        watches_states: bool = False,
     ) -> None:
         self.ids = list(prompt)  # prompt and generated
         self.prompt_length = len(prompt)
@@ -59,6 +60,7 @@ class Sequence:
         self.preempted = 0  # how often it lost its place in the cache
         self.prompt_watcher = prompt_watcher
         self.watched = watched  # the first positions, which the watcher has seen or is not interested in
+        self.watches_states = watches_states  # the watcher wants what logits are made from
         self.lease: Lease | None = None
         self.thread = 0  # that added it to the engine
         self.max_tokens = max_tokens

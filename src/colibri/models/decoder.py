@@ -115,6 +115,12 @@ class Decoder:
             ops.embed_positions(rows.normed, self._positions, batch)
             ops.add(rows.hidden, rows.normed)
 
+    def states(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
+        """What logits are made from, of rows first..last: a view (last - first, hidden) valid until the next call."""
+        normed = rows.normed.rows(first, last)
+        self._norm(normed, rows.hidden.rows(first, last))
+        return normed.numpy()
+
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""
         assert 0 < last - first <= LOGIT_ROWS

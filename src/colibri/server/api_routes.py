@@ -9,8 +9,9 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from colibri.server import anthropic, chat, completions, ollama, other_routes, responses
+from colibri.server import anthropic, chat, completions, embeddings, ollama, other_routes, responses
 from colibri.server.anthropic import CountRequest, MessagesRequest
+from colibri.server.embeddings import EmbeddingsRequest
 from colibri.server.fields import header
 from colibri.server.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from colibri.server.problems import json_response
@@ -40,6 +41,10 @@ def install(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_class=Response)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await answered(service, body, request, completions.complete)
+
+    @app.post("/v1/embeddings", response_class=Response)
+    async def embed(body: EmbeddingsRequest, request: Request) -> Response:
+        return await answered(service, body, request, embeddings.embed)
 
     @app.post("/infer", response_class=Response)
     async def infer(body: InferRequest, request: Request) -> Response:

@@ -46,3 +46,25 @@ class PromptWatcher:
         news = tuple(self._news)
         self._news.clear()
         return news
+
+
+class PooledStates:
+    """Called by the engine with the last hidden state of every position of a prompt, in order; gives their mean."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._sum: NDArray[np.float64] | None = None
+        self._whole = False
+
+    def __call__(self, position: int, state: NDArray[np.float32]) -> None:
+        """Add the state (hidden,) of one position."""
+        wide = state.astype(np.float64)
+        self._sum = wide if self._sum is None else self._sum + wide
+        self._whole = position == self._count - 1
+
+    def take(self) -> tuple[PromptLogits, ...]:
+        """The mean (hidden,), once, after the last position."""
+        if not self._whole or self._sum is None:
+            return ()
+        self._whole = False
+        return (PromptLogits(None, logits=(self._sum / self._count).astype(np.float32).tobytes()),)

@@ -13,7 +13,7 @@ import numpy as np
 
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Submit:
     continues: the prompt is a text that goes on (its leading space is kept), not a rendered chat. keep_special: control
     tokens are part of the text, as formats of tool calls need them. grammar: what the text must match. prompt_logits:
     how many of the likeliest tokens to report for each position of the prompt; None for no report, -1 for all logits.
-    last_only: report only the prompt's last position.
+    last_only: report only the prompt's last position. pooled: instead, the mean of its last hidden states, once.
     """
 
     request: int
@@ -42,6 +42,7 @@ class Submit:
     grammar: str | None = None
     prompt_logits: int | None = None
     last_only: bool = False
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

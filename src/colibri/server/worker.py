@@ -26,7 +26,7 @@ from colibri.errors import ArgumentError, ChangedFileError, ColibriError
 from colibri.server import protocol
 from colibri.server.constraints import Grammars
 from colibri.server.heartbeat import BEAT_S, Heart
-from colibri.server.prompt_logits import PromptWatcher
+from colibri.server.prompt_logits import PooledStates, PromptWatcher
 
 BUSY_STATS_S = 0.2
 IDLE_STATS_S = 2.0
@@ -37,7 +37,7 @@ EXIT_BAD_MODEL = 3
 class _Running:
     """A sequence and what was reported of it."""
 
-    def __init__(self, sequence: Sequence, prompt: PromptWatcher | None) -> None:
+    def __init__(self, sequence: Sequence, prompt: PromptWatcher | PooledStates | None) -> None:
         self.sequence = sequence
         self.prompt = prompt
         self.prefilled = 0
@@ -126,12 +126,15 @@ class Worker:
     def _submit(self, command: protocol.Submit) -> None:
         try:
             constraint = None if command.grammar is None else self._grammars.constraint(command.grammar)
-            prompt = None
-            if command.prompt_logits is not None:
+            prompt: PromptWatcher | PooledStates | None = None
+            if command.pooled:
+                prompt = PooledStates(len(command.ids))
+            elif command.prompt_logits is not None:
                 prompt = PromptWatcher(command.ids, command.prompt_logits)
             sequence = self._model.sequence(
                 command.ids, command.params, continues=command.continues, keep_special=command.keep_special,
                 constraint=constraint, prompt_watcher=prompt, watched=len(command.ids) - 1 if command.last_only else 0,
+                watches_states=command.pooled,
             )  # fmt: skip
         except ColibriError as error:
             refused = protocol.Output(command.request, finish="cancelled", error=str(error), bad_request=True)
