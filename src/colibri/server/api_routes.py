@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and Colibri's own."""
+"""The routes of the APIs: OpenAI's, Anthropic's, Ollama's and Colibri's own."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ async def answered(service: Service, body: B, request: Request, handler: Handler
 
 def install(app: FastAPI, service: Service) -> None:
     """Add the routes."""
+    _install_openai(app, service)
+    _install_responses(app, service)
+    _install_anthropic(app, service)
+    _install_own(app, service)
+    _install_ollama(app, service)
+
+
+def _install_openai(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -45,39 +53,6 @@ def install(app: FastAPI, service: Service) -> None:
     @app.post("/v1/embeddings", response_class=Response)
     async def embed(body: EmbeddingsRequest, request: Request) -> Response:
         return await answered(service, body, request, embeddings.embed)
-
-    @app.post("/infer", response_class=Response)
-    async def infer(body: InferRequest, request: Request) -> Response:
-        return await answered(service, body, request, other_routes.infer)
-
-    @app.post("/tokenize", response_class=Response)
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        return await answered(service, body, request, other_routes.tokenize)
-
-    @app.post("/detokenize", response_class=Response)
-    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        return await answered(service, body, request, other_routes.detokenize)
-
-    @app.post("/v1/responses", response_class=Response)
-    async def respond(body: ResponsesRequest, request: Request) -> Response:
-        return await answered(service, body, request, responses.respond)
-
-    @app.get("/v1/responses/{identity}", response_class=Response)
-    async def response(identity: str) -> Response:
-        return json_response(service.responses.find(identity).response)
-
-    @app.delete("/v1/responses/{identity}", response_class=Response)
-    async def forget(identity: str) -> Response:
-        service.responses.forget(identity)
-        return json_response({"id": identity, "object": "response", "deleted": True})
-
-    @app.post("/v1/messages", response_class=Response)
-    async def messages(body: MessagesRequest, request: Request) -> Response:
-        return await answered(service, body, request, anthropic.messages)
-
-    @app.post("/v1/messages/count_tokens", response_class=Response)
-    async def count_tokens(body: CountRequest, request: Request) -> Response:
-        return await answered(service, body, request, anthropic.count_tokens)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -98,9 +73,46 @@ def card(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def install_ollama(app: FastAPI, service: Service) -> None:
-    """Add the routes of Ollama's API."""
+def _install_responses(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", response_class=Response)
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await answered(service, body, request, responses.respond)
 
+    @app.get("/v1/responses/{identity}", response_class=Response)
+    async def response(identity: str) -> Response:
+        return json_response(service.responses.find(identity).response)
+
+    @app.delete("/v1/responses/{identity}", response_class=Response)
+    async def forget(identity: str) -> Response:
+        service.responses.forget(identity)
+        return json_response({"id": identity, "object": "response", "deleted": True})
+
+
+def _install_anthropic(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_class=Response)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        return await answered(service, body, request, anthropic.messages)
+
+    @app.post("/v1/messages/count_tokens", response_class=Response)
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        return await answered(service, body, request, anthropic.count_tokens)
+
+
+def _install_own(app: FastAPI, service: Service) -> None:
+    @app.post("/infer", response_class=Response)
+    async def infer(body: InferRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.infer)
+
+    @app.post("/tokenize", response_class=Response)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.tokenize)
+
+    @app.post("/detokenize", response_class=Response)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        return await answered(service, body, request, other_routes.detokenize)
+
+
+def _install_ollama(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", response_class=Response, responses=ollama.ERRORS)
     async def chat_of_ollama(body: OllamaChatRequest, request: Request) -> Response:
         return await answered(service, body, request, ollama.chat)

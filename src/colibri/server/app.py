@@ -49,7 +49,6 @@ def make_app(service: Service) -> FastAPI:
     )  # fmt: skip
     problems.install(app)
     api_routes.install(app, service)
-    api_routes.install_ollama(app, service)
     _observation(app, service)
     _page(app, service.settings.root_path)
     app.openapi = lambda: _document(app, service.settings.root_path)  # type: ignore[method-assign]
