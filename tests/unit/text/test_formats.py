@@ -230,6 +230,25 @@ def test_a_model_that_does_not_think_says_everything() -> None:
     assert said(read("{{ messages }}", "<think>a</think>b", tools=[])) == ("", "<think>a</think>b", [])
 
 
+GEMMA = r"{{- '<|turn>model\n' -}}{%- if not enable_thinking -%}{{- '<|channel>thought\n<channel|>' -}}{%- endif -%}"
+
+
+@pytest.mark.parametrize(("text", "thought", "answer"), [
+    ("<|channel>thought\nHm.\n\nYes.\n<channel|>Two.", "Hm.\n\nYes.", "Two."),
+    ("<|channel>thought\n<channel|>Two.", "", "Two."),
+    ("Two.", "", "Two."),
+    ("<|channel>other", "", "<|channel>other"),
+])  # fmt: skip
+def test_a_thought_that_says_it_is_one(text: str, thought: str, answer: str) -> None:
+    marks = thoughts_of(GEMMA)
+    assert marks is not None and not marks.begun("<|turn>model\n<|channel>thought\n<channel|>")
+    for cut in range(1, len(text) + 1):
+        splitter = ReasoningSplitter(marks)
+        pieces = [splitter.feed(text[at : at + cut]) for at in range(0, len(text), cut)]
+        assert tuple("".join(parts) for parts in zip(*pieces, splitter.finish(), strict=True)) == (thought, answer)
+
+
+
 def test_a_call_after_a_thought() -> None:
     template = "<think></think><tool_call>"
     weather = ("weather", '{"city": "Köln"}')

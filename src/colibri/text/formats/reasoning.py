@@ -7,17 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The marks around a thought."""
+    """The marks around a thought. label: what says behind the first, in every answer, that this is a thought."""
 
     open: str
     close: str
+    label: str = ""
+
+    @property
+    def opening(self) -> str:
+        """What a thought begins with."""
+        return self.open + self.label
 
     def begun(self, prompt: str) -> bool:
         """Whether the prompt ends inside a thought, as templates do that begin one for the model."""
-        return prompt.rstrip().endswith(self.open)
+        return prompt.rstrip().endswith(self.opening)
 
 
-THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
+THOUGHTS = (
+    Thoughts("<think>", "</think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("<|channel>", "<channel|>", "thought"),  # Gemma 4
+)
 
 
 def thoughts_of(template: str | None) -> Thoughts | None:
@@ -47,7 +57,7 @@ class ReasoningSplitter:
         self._held += text
         thought = answer = ""
         if self._state == "start":
-            begun, opening = self._held.lstrip(), self._marks.open
+            begun, opening = self._held.lstrip(), self._marks.opening
             if begun.startswith(opening):
                 self._held, self._state, self._trim = begun[len(opening) :], "thought", True
             elif opening.startswith(begun):  # nothing yet, or a part of the marker
