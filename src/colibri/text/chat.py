@@ -72,6 +72,9 @@ def chat_prompt(
     """
     conversation = [_message(index, message, template) for index, message in enumerate(_list("messages", messages))]
     offered = _plain(list(_list("tools", tools))) if tools else []
+    for tool in offered:
+        if not isinstance(tool, dict):
+            raise ArgumentError(f"tools: found {tool!r:.80}, expected objects that describe a function")
     values: dict[str, Any] = {
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
