@@ -99,9 +99,9 @@ def header(names: list[str]) -> dict[str, str]:
 
 
 def _shown(name: str) -> str:
-    return "".join(
-        letter if letter.isascii() and letter.isprintable() and letter != "," else "?" for letter in name[:80]
-    )
+    """As it may stand in a list of a header, where a value neither begins nor ends with a blank."""
+    allowed = (letter.isascii() and letter.isprintable() and letter not in ", " for letter in name[:80])
+    return "".join(letter if fine else "?" for letter, fine in zip(name, allowed, strict=False)) or "?"
 
 
 def _take_extras(value: Any, place: str) -> Iterator[tuple[str, Any]]:
