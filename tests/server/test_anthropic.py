@@ -17,7 +17,12 @@ QUESTION: list[Any] = [{"role": "user", "content": "Tell me of the beginning."}]
 TOOL: Any = {
     "name": "weather",
     "description": "The weather in a city.",
-    "input_schema": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,  # otherwise the demo model may think of more
+    },
 }
 SCRIPT = ["<think>", "They ask.", "</think>", "Let me look.\n", "<tool_call>", '\n{"name": "weather", ',
           '"arguments": {"city": "Paris"}}', "\n</tool_call>"]  # fmt: skip

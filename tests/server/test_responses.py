@@ -19,6 +19,7 @@ from .conftest import Server, serving
 TOOL: Any = {
     "type": "function", "name": "weather", "parameters": {
         "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+        "additionalProperties": False,
     },
 }  # fmt: skip
 SCRIPT = ["<think>", "They ask.", "</think>", "Let me look.\n", "<tool_call>", '\n{"name": "weather", ',
