@@ -29,11 +29,11 @@ def detect_memory(root: Path = Path("/")) -> MachineMemory:
     if not 0 < available <= total:
         raise MemoryBudgetError(
             f"{root / 'proc/meminfo'}: found MemAvailable {available} and MemTotal {total} bytes, expected "
-            "0 < MemAvailable <= MemTotal; give the memory to use with --ram"
+            "0 < MemAvailable <= MemTotal; mount the kernel's own /proc (mount -t proc proc /proc)"
         )
     for limit, used, reclaimable in _group_limits(root):
         if limit <= 0:
-            raise MemoryBudgetError(f"the control group's memory limit is {limit}; give the memory to use with --ram")
+            raise MemoryBudgetError(f"the control group's memory limit is {limit}; raise it (memory.max)")
         if limit < UNLIMITED:
             available = min(available, max(0, limit - max(0, used - reclaimable)))
             total = min(total, limit)
@@ -44,7 +44,10 @@ def detect_memory(root: Path = Path("/")) -> MachineMemory:
 
 def cpus(root: Path = Path("/")) -> int:
     """Processors this process may use: affinity and the control groups' quotas, at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        affinity = len(os.sched_getaffinity(0))
+    except OSError:  # a sandbox that does not tell; the thread pool then binds nothing either
+        affinity = os.cpu_count() or 1
     quotas = [quota for group, version in _groups(root, "cpu") if (quota := _quota(group, version))]
     return max(1, min(affinity, *quotas)) if quotas else affinity
 
@@ -62,8 +65,7 @@ def _quota(group: Path, version: int) -> int:
 
 def resident_bytes(root: Path = Path("/")) -> int:
     """Bytes of physical memory that this process takes."""
-    pages = int((root / "proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
+    return int(_of_proc(root / "proc/self/statm").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def peak_resident_bytes() -> int:
@@ -76,11 +78,17 @@ def peak_resident_bytes() -> int:
 
 
 def _memory_info(path: Path) -> dict[str, int]:
+    return {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", _of_proc(path), re.MULTILINE)}
+
+
+def _of_proc(path: Path) -> str:
+    """What a file says without which the memory of this process is not known, whatever --ram says."""
     try:
-        text = path.read_text()
+        return path.read_text()
     except OSError as error:
-        raise MemoryBudgetError(f"{path}: {error.strerror}; give the memory to use with --ram") from error
-    return {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+        raise MemoryBudgetError(
+            f"{path}: {error.strerror}, expected the kernel's own /proc; mount it (mount -t proc proc /proc)"
+        ) from error
 
 
 def _group_limits(root: Path) -> list[tuple[int, int, int]]:

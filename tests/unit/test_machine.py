@@ -48,14 +48,30 @@ def test_group_version_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("available", "total"), [(0, 16), (16, 0), (17, 16)])
 def test_nonsense_is_an_error(tmp_path: Path, available: int, total: int) -> None:
-    with pytest.raises(MemoryBudgetError, match="--ram"):
+    with pytest.raises(MemoryBudgetError, match="mount -t proc"):
         detect_memory(fake_system(tmp_path, available, total))
+
+
+@pytest.mark.parametrize("name", ["proc/meminfo", "proc/self/statm"])
+def test_a_system_without_proc_is_an_error_that_says_what_to_do(tmp_path: Path, name: str) -> None:
+    root = fake_system(tmp_path)
+    (root / name).unlink()
+    with pytest.raises(MemoryBudgetError, match=rf"{name}: No such file or directory, expected .*; mount it"):
+        detect_memory(root)
+
+
+def test_a_refused_affinity_leaves_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert cpus(tmp_path) == os.cpu_count()
 
 
 def test_a_group_without_limit_or_memory_is_an_error(tmp_path: Path) -> None:
     root = fake_system(tmp_path)
     group(root, "app", memory__max="0", memory__current="0")
-    with pytest.raises(MemoryBudgetError, match="--ram"):
+    with pytest.raises(MemoryBudgetError, match="raise it"):
         detect_memory(root)
 
 
