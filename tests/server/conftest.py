@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from colibri.engine.model import model_path
@@ -122,3 +123,14 @@ def server() -> Iterator[Server]:
     """One server for all tests that leave it as they found it."""
     with serving("--sequences", "8", "--chunk", "128") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id

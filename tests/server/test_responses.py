@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from parrot import CHATML, write_parrot
 from colibri.server.problems import ApiError
 from colibri.server.response_store import ResponseStore, Stored
 
-from .conftest import Server, serving
+from .conftest import serving
 
 TOOL: Any = {
     "type": "function", "name": "weather", "parameters": {
@@ -24,17 +23,6 @@ TOOL: Any = {
 }  # fmt: skip
 SCRIPT = ["<think>", "They ask.", "</think>", "Let me look.\n", "<tool_call>", '\n{"name": "weather", ',
           '"arguments": {"city": "Paris"}}', "\n</tool_call>"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
 
 
 def test_a_stream_says_what_the_whole_response_says(client: openai.OpenAI, model: str) -> None:
