@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from colibri import ops
 from colibri.cache.kv import LayerCache
@@ -31,7 +32,10 @@ class Attention:
         self._rule = _rule(spec, prefix, norm.eps, build)
         self._names = tuple(dict.fromkeys(f"{prefix}_{part}.weight" for part, _, _ in parts))
         self._values_from_keys = spec.values_from_keys
-        self._places = tuple(build.places(self.scratch(spec, hidden).buffers))
+        attended, q, k, v, *gate = build.places(self.scratch(spec, hidden).buffers)
+        self._buffers, self._gate = itemgetter(attended, q, k, v), gate[0] if gate else None
+        self._projected = itemgetter(*(q, k) if spec.values_from_keys else (q, k, v), *gate)
+        self._attended = attended
         self._exact = build.exact
 
     @staticmethod
@@ -46,25 +50,25 @@ class Attention:
     def __call__(self, rows: Rows, batch: ops.Batch, cache: LayerCache) -> None:
         """Norm rows.hidden into rows.normed, add its attention to rows.answer; keys and values go into the cache."""
         views = rows.views
-        attended, q, k, v, *gate = [views[place] for place in self._places]
-        projected = (q, k, *gate) if self._values_from_keys else (q, k, v, *gate)
+        attended, q, k, v = self._buffers(views)
         if not ops.norm_matmul(
-            projected, rows.normed, rows.hidden, self._norm.parameters, self._weights, self._exact, self._biases
-        ):
+            self._projected(views), rows.normed, rows.hidden, self._norm.parameters, self._weights, self._exact,
+            self._biases,
+        ):  # fmt: skip
             raise not_finite(self._norm.name)
         if self._values_from_keys:
             v.numpy()[...] = k.numpy()
         found = ops.attention(attended, q, k, v, cache.keys, cache.values, batch, self._rule)
         if found:
             raise _not_finite(self._prefix, found, self._values_from_keys)
-        if gate and not ops.sigmoid_gate(attended, *gate):
+        if self._gate is not None and not ops.sigmoid_gate(attended, views[self._gate]):
             raise _not_finite(self._prefix, "q", self._values_from_keys)
         ops.matmul((rows.answer,), attended, self._output, self._exact, True, self._output_bias)
 
     def inputs(self, rows: Rows) -> Iterable[Seen]:
         """What its weights were applied to, just after a call."""
         yield self._names, rows.normed
-        yield (f"{self._prefix}_output.weight",), rows.views[self._places[0]]
+        yield (f"{self._prefix}_output.weight",), rows.views[self._attended]
 
 
 def _projections(spec: AttentionSpec) -> list[tuple[str, int, RowOrder | None]]:

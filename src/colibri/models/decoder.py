@@ -117,15 +117,17 @@ class Decoder:
 
     def states(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """What logits are made from, of rows first..last: a view (last - first, hidden) valid until the next call."""
+        return self._normed(rows, first, last).numpy()
+
+    def _normed(self, rows: Rows, first: int, last: int) -> ops.Tensor:
         normed = rows.normed.rows(first, last)
         self._norm(normed, rows.hidden.rows(first, last))
-        return normed.numpy()
+        return normed
 
     def logits(self, rows: Rows, first: int, last: int) -> NDArray[np.float32]:
         """Logits of rows first..last, at most LOGIT_ROWS: a view (last - first, vocab) valid until the next call."""
         assert 0 < last - first <= LOGIT_ROWS
-        normed = rows.normed.rows(first, last)
-        self._norm(normed, rows.hidden.rows(first, last))
+        normed = self._normed(rows, first, last)
         count = last - first
         logits = self.workspace.logits.rows(0, count)
         ops.matmul((logits,), normed, self._output, self._exact)

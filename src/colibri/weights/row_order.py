@@ -33,11 +33,6 @@ class RowOrder:
         units, places = np.divmod(np.arange(first, first + count), len(self.rows))
         return units * self.unit + _array(self.rows)[places]
 
-    def span(self, first: int, count: int) -> tuple[int, int]:
-        """The stored rows from the first to behind the last that rows first .. first + count are made from."""
-        sources = self.sources(first, count)
-        return int(sources.min()), int(sources.max()) + 1
-
     def inverse(self) -> RowOrder:
         """The order in which a file holds rows of the engine's order; only of one that leaves no row out."""
         return RowOrder(self.unit, tuple(np.argsort(_array(self.rows)).tolist()))
@@ -63,7 +58,7 @@ def read_rows(order: RowOrder | None, first: int, count: int, read: Callable[[in
     if order is None:
         return read(first, count)
     sources = order.sources(first, count)
-    low, high = order.span(first, count)
+    low, high = int(sources.min()), int(sources.max()) + 1
     if high - low <= STORED_AT_ONCE * count:
         return read(low, high - low)[sources - low]
     starts = np.flatnonzero(np.diff(sources, prepend=-2) != 1)
