@@ -20,72 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from random_blocks import Bytes, random_tensor
+from random_mixes import AT_ODD_WIDTHS, MIXES
 from random_shapes import SHAPES, Hybrid, Latent, Shape, Sliding
 
 from colibri.conversion.gguf_writer import GGUFWriter
 from colibri.weights.block_types import BY_NAME, row_bytes
 from colibri.weights.gguf_writer import TensorSpec, Value
-
-# --- quantisation mixes ---
-
-
-def _more_bits(layer: int, layers: int) -> bool:
-    """The layers whose sensitive tensors llama.cpp gives Q6_K in its Q4_K_M mix."""
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
-
-
-def _q4_k_m(part: str, layer: int, shape: Shape) -> str:
-    if part == "output":
-        return "Q6_K"
-    if shape.experts == 8 and part in ("attn_k", "attn_v", "attn_output"):
-        return "Q5_K" if part == "attn_output" else "Q8_0"
-    if part in ("attn_v", "ffn_down_exps") and _more_bits(layer, shape.layers):
-        return "Q6_K"
-    return "Q4_K"
-
-
-def _mxfp4_mix(part: str, layer: int, shape: Shape) -> str:
-    return "MXFP4" if part.endswith("_exps") else "Q8_0"
-
-
-MIXES: dict[str, tuple[int, Callable[[str, int, Shape], str]]] = {  # name -> (general.file_type, part -> type)
-    "q4_k_m": (15, _q4_k_m),
-    "q5_k": (17, lambda part, layer, shape: "Q5_K"),
-    "q6_k": (18, lambda part, layer, shape: "Q6_K"),
-    "q8_0": (7, lambda part, layer, shape: "Q8_0"),
-    "q4_0": (2, lambda part, layer, shape: "Q4_0"),
-    "mxfp4": (38, _mxfp4_mix),
-    "q4_1": (3, lambda part, layer, shape: "Q4_1"),
-    "q5_0": (8, lambda part, layer, shape: "Q5_0"),
-    "q5_1": (9, lambda part, layer, shape: "Q5_1"),
-    "q2_k": (10, lambda part, layer, shape: "Q2_K"),
-    "q3_k": (12, lambda part, layer, shape: "Q3_K"),
-    "iq4_nl": (25, lambda part, layer, shape: "IQ4_NL"),
-    "iq4_xs": (30, lambda part, layer, shape: "IQ4_XS"),
-    "iq3_s": (26, lambda part, layer, shape: "IQ3_S"),
-    "iq3_xxs": (23, lambda part, layer, shape: "IQ3_XXS"),
-    "iq2_s": (28, lambda part, layer, shape: "IQ2_S"),
-    "iq2_xs": (20, lambda part, layer, shape: "IQ2_XS"),
-    "iq2_xxs": (19, lambda part, layer, shape: "IQ2_XXS"),
-    "iq1_s": (24, lambda part, layer, shape: "IQ1_S"),
-    "iq1_m": (31, lambda part, layer, shape: "IQ1_M"),
-    "tq1_0": (36, lambda part, layer, shape: "TQ1_0"),
-    "tq2_0": (37, lambda part, layer, shape: "TQ2_0"),
-    "nvfp4": (39, lambda part, layer, shape: "NVFP4"),
-    "f16": (1, lambda part, layer, shape: "F16"),
-    "bf16": (32, lambda part, layer, shape: "BF16"),
-}
-
-
-# What llama.cpp takes where 256 does not divide a row.
-AT_ODD_WIDTHS = {
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
-    "IQ3_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ2_S": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
-    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
-}  # fmt: skip
-
-
-# --- the model ---
 
 
 @dataclass(frozen=True)
@@ -113,6 +53,12 @@ class Parts:
         spec = TensorSpec(name, chosen if fits else AT_ODD_WIDTHS[chosen], dims)
         self.made.append(Part(spec, gain / math.sqrt(dims[-1])))
 
+    def product(self, part: str, layer: int, dims: tuple[int, ...], gain: float = 1.0) -> None:
+        """A matrix, and its bias where the shape has biases."""
+        self.matrix(part, layer, dims, gain)
+        if self._shape.biased:
+            self.plain(f"blk.{layer}.{part}.bias", dims[:-1], 0.02, 0.0)
+
     def plain(
         self, name: str, dims: tuple[int, ...], deviation: float = 0.02, mean: float = 1.0,
         values: npt.NDArray[np.float64] | None = None,
@@ -132,11 +78,14 @@ def parts(shape: Shape, mix: Callable[[str, int, Shape], str]) -> list[Part]:
         _mixer(shape, layer)(made, shape, layer)
         if shape.sliding is not None:
             _beside(made, shape, shape.sliding, layer)
-        made.plain(block + ("ffn_norm.weight" if shape.hybrid is None else "post_attention_norm.weight"), (hidden,))
+        after = "ffn_norm" if shape.hybrid is None and not shape.biased else "post_attention_norm"
+        made.plain(f"{block}{after}.weight", (hidden,))
         if layer < shape.dense[0]:
             _network(made, layer, "ffn_{}", shape.dense[1], hidden)
             continue
         made.plain(block + "ffn_gate_inp.weight", (shape.experts, hidden), 1.5 / math.sqrt(hidden), 0.0)
+        if shape.biased:
+            made.plain(block + "ffn_gate_inp.bias", (shape.experts,), 0.02, 0.0)
         if shape.corrected:
             made.plain(block + "exp_probs_b.bias", (shape.experts,), 0.01, 0.0)
         _network(made, layer, "ffn_{}_exps", shape.intermediate, hidden, shape.experts)
@@ -172,9 +121,9 @@ def _mixer(shape: Shape, layer: int) -> Callable[[Parts, Shape, int], None]:
 
 
 def _network(made: Parts, layer: int, name: str, width: int, hidden: int, *experts: int) -> None:
-    made.matrix(name.format("gate"), layer, (*experts, width, hidden))
-    made.matrix(name.format("up"), layer, (*experts, width, hidden))
-    made.matrix(name.format("down"), layer, (*experts, hidden, width))
+    made.product(name.format("gate"), layer, (*experts, width, hidden))
+    made.product(name.format("up"), layer, (*experts, width, hidden))
+    made.product(name.format("down"), layer, (*experts, hidden, width))
 
 
 def _attention(made: Parts, shape: Shape, layer: int) -> None:
@@ -182,14 +131,16 @@ def _attention(made: Parts, shape: Shape, layer: int) -> None:
     if shape.sliding is not None and not keys:
         shape = replace(shape, head_dim=shape.sliding.head_dim, kv_heads=shape.sliding.kv_heads)
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    made.matrix("attn_q", layer, (q if shape.hybrid is None else 2 * q, shape.hidden))
-    made.matrix("attn_k", layer, (kv, shape.hidden))
+    made.product("attn_q", layer, (q if shape.hybrid is None else 2 * q, shape.hidden))
+    made.product("attn_k", layer, (kv, shape.hidden))
     if not keys:
-        made.matrix("attn_v", layer, (kv, shape.hidden))
-    made.matrix("attn_output", layer, (shape.hidden, q), 0.1)
+        made.product("attn_v", layer, (kv, shape.hidden))
+    made.product("attn_output", layer, (shape.hidden, q), 0.1)
     if shape.qk_norm != "none":
         made.plain(f"blk.{layer}.attn_q_norm.weight", (q if shape.qk_norm == "full" else shape.head_dim,))
         made.plain(f"blk.{layer}.attn_k_norm.weight", (kv if shape.qk_norm == "full" else shape.head_dim,))
+    if shape.biased:
+        made.plain(f"blk.{layer}.attn_sinks.weight", (shape.heads,), 1.0, 0.0)
 
 
 def _delta_net(made: Parts, shape: Shape, layer: int) -> None:

@@ -80,6 +80,7 @@ class Shape:
     corrected: bool = False  # a bias for the choice of experts
     hybrid: Hybrid | None = None  # its shared expert has a gate
     sliding: Sliding | None = None  # with norms of answers and scales of layers
+    biased: bool = False  # all products have a bias, attention has sinks
 
 
 V3 = {"expert_gating_func": 2, "expert_weights_norm": True}
@@ -105,6 +106,11 @@ SHAPES = {
         "deepseek2", 47, 2048, 20, 1, 256, 64, 4, 1536, 154880, 202752, 1e6, 1e-5, pre_tokenizer="glm4",
         latent=Latent(768, 512, 64, 256), shared=1, dense=(1, 10240), corrected=True,
         routing=V3 | {"expert_weights_scale": 1.8},
+    ),
+    "gpt-oss": Shape(
+        "gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 1.5e5, 1e-5, pre_tokenizer="gpt-4o", biased=True,
+        routing={"attention.sliding_window": 128, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,
+                 "rope.scaling.original_context_length": 4096},
     ),
     "gemma-4": Shape(
         "gemma4", 30, 2816, 16, 2, 512, 128, 8, 704, 262144, 262144, 1e6, 1e-6, "head",
