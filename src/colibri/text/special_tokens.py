@@ -25,6 +25,7 @@ _END_NAMES = frozenset(
         "<|end_of_turn|>",
         "<end_of_turn>",
         "<turn|>",
+        "<|tool_response>",  # Gemma 4: what its calls are followed by
         "<end_of_utterance>",
         "<｜end▁of▁sentence｜>",
         "[EOS]",

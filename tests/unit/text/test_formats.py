@@ -84,6 +84,16 @@ TEXTS: list[tuple[str, str, Expected]] = [
     ("mistral", 'First. [TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', ["First. ", ("a", '{"x": 1}'), ("b", "{}")]),
     ("mistral", '[TOOL_CALLS]a[CALL_ID]abcDEF123[ARGS]{"x": "[TOOL_CALLS]"}', [("a", '{"x": "[TOOL_CALLS]"}')]),
     ("mistral", "[TOOL_CALLS][{", ["[TOOL_CALLS][{"]),
+    ("gemma", '<|tool_call>call:w{city:<|"|>Paris<|"|>,days:3}<tool_call|>', [PARIS]),
+    ("gemma", 'Hm.<|tool_call>call:w{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:x{}<tool_call|>',
+     ["Hm.", PARIS, ("x", "{}")]),
+    ("gemma", '<|tool_call>call:a{x:<|"|>a "b": {<tool_call|>, true\n<|"|>,<|"|>k y<|"|>:[1,-2.5e3,{z:null}],t:true}<tool_call|>.',
+     [("a", '{"x": "a \\"b\\": {<tool_call|>, true\\n", "k y": [1, -2500.0, {"z": null}], "t": true}'), "."]),
+    ("gemma", '<|tool_call>call:a{"x":"y: z"}', [("a", '{"x": "y: z"}')]),
+    ("gemma", '<|tool_call>call:a{url:<|"|>http://x:8/<|"|>}<tool_c', [("a", '{"url": "http://x:8/"}')]),
+    *(("gemma", f"<|tool_call>{call}<tool_call|>", [f"<|tool_call>{call}<tool_call|>"])
+      for call in ("call:a", "call:a{x:}", "call:a{x:1", 'call:a{x:<|"|>b}', "a{}", "call:a{x:NaN}", "call:a{x:word}", "call:a[1]",
+                   "call:a{x:" + "[" * 3000 + "]" * 3000 + "}", "")),
     ("granite", '<|tool_call|>[{"name": "a", "arguments": {}}]', [("a", "{}")]),
     ("coder", CODER, [PARIS]),
     ("coder", f"Hm.\n{CODER}\n{CODER}", ["Hm.\n", PARIS, PARIS]),
@@ -149,7 +159,7 @@ MARKS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "{", "}", '"name"', "x", " ", "\n", "<", "[", "<function=",
     "<function=a>", "<parameter=b>", "</parameter>", "<arg_key>", "</arg_value>", "<minimax:tool_call>", "<invoke name=",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<｜tool▁calls▁begin｜>", "<|tool_call|>", "```json", "\\",
-    "<|tool_call_start|>", "<|tool_call_end|>", "a(",
+    "<|tool_call_start|>", "<|tool_call_end|>", "a(", "<|tool_call>", "<tool_call|>", '<|"|>', "call:a{",
 ]  # fmt: skip
 
 
@@ -248,7 +258,6 @@ def test_a_thought_that_says_it_is_one(text: str, thought: str, answer: str) -> 
         assert tuple("".join(parts) for parts in zip(*pieces, splitter.finish(), strict=True)) == (thought, answer)
 
 
-
 def test_a_call_after_a_thought() -> None:
     template = "<think></think><tool_call>"
     weather = ("weather", '{"city": "Köln"}')
@@ -268,6 +277,7 @@ def test_a_call_after_a_thought() -> None:
         ('<minimax:tool_call><invoke name="x">', "minimax"),
         ("List of tools: <|tool_list_start|>[", "python"),
         ("<|im_start|>List of tools: [", "python-2.5"),
+        ('<|tool_call>call: ... <|"|> ... <tool_call|>', "gemma"),
         ("... tools ...", "json"),
         (None, "json"),
     ],

@@ -13,6 +13,7 @@ from functools import partial
 from colibri.text.chat import ChatPrompt
 from colibri.text.formats.answers import AnswerReader, ThoughtThenAnswer
 from colibri.text.formats.calls import long_id, nine_letters
+from colibri.text.formats.gemma import BEGIN as GEMMA, END as GEMMA_END, QUOTE, GemmaReader
 from colibri.text.formats.harmony import FINAL, MARKS, HarmonyReader
 from colibri.text.formats.hermes import GraniteReader, HermesReader, MistralReader, PlainReader
 from colibri.text.formats.marked import DEEPSEEK, KIMI, MarkedReader
@@ -43,6 +44,7 @@ FORMATS = (
     Format("glm", ("<tool_call>", "<arg_key>"), partial(PairsReader, GLM)),
     Format("coder", ("<tool_call>", "<function=", "<parameter="), partial(PairsReader, CODER)),
     Format("mistral", ("[TOOL_CALLS]",), MistralReader, nine_letters),
+    Format("gemma", (GEMMA, QUOTE), GemmaReader, written=(GEMMA_END,)),
     Format("granite", ("<|tool_call|>",), GraniteReader),
     Format("hermes", ("<tool_call>",), HermesReader),
     Format("python", ("<|tool_list_start|>",), PythonReader, written=PYTHON_MARKS),
