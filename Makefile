@@ -6,7 +6,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find src native -type
 PROMPT ?= And the king said
 RUN    := run --prompt "$(PROMPT)" --max-tokens 64 --temperature 0.6 --top-p 0.9 --seed 2
 
-.PHONY: run test kernels emulated lint lib clean
+.PHONY: run test kernels emulated lint lib dist clean
 
 run: $(VENV)/installed
 	$(BIN)/colibri $(RUN)
@@ -29,6 +29,11 @@ emulated: kernels
 # libcolibri.so and colibri.h for programs in C, in build/lib: docs/embedding.md
 lib: $(VENV)/installed-lib
 	$(BIN)/python tools/build_library.py build/lib
+
+# What would be published, in dist/, installed and run under each of these Pythons that is here: docs/release.md
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+dist: $(VENV)/installed
+	$(BIN)/python tools/distribute.py $(PYTHONS) -- $(RUN)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -1,4 +1,4 @@
-"""Colibri inside a FastAPI application of your own: uvicorn fastapi_app:app (pip install colibri-moe fastapi uvicorn).
+"""Colibri inside a FastAPI application of your own: uvicorn fastapi_app:app (needs fastapi and uvicorn beside Colibri).
 
 For many clients, `colibri serve` is the better way: it keeps the engine in a process of its own.
 """

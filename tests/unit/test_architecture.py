@@ -31,4 +31,4 @@ def test_intrinsics_are_in_the_vector_headers_only() -> None:
 
 def test_only_the_pool_knows_threads() -> None:
     users = {file.name for file in NATIVE.glob("**/*.c") if "pthread" in file.read_text() and "tests" not in file.parts}
-    assert users == {"pool.c"}
+    assert users == {"pool.c", "manylinux.c"}  # the latter links their symbols and starts nothing

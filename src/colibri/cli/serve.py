@@ -92,7 +92,7 @@ def _server() -> tuple[Any, Any]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("colibri"):
             raise
-        raise UnsupportedError(f'serve: {error}; install the extra: pip install "colibri-moe[serve]"') from None
+        raise UnsupportedError(f'serve: {error}; install the extra, in a clone: pip install ".[serve]"') from None
     return run, ServerSettings
 
 
