@@ -3,5 +3,5 @@
 #define COLIBRI_CPU_H
 #include <stdbool.h>
 
-bool cpu_has(const char *isa); /* "portable", "avx2", "avx512_vnni" */
+bool cpu_has(const char *isa); /* "portable", or a set of CMakeLists.txt */
 #endif

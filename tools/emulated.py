@@ -38,7 +38,8 @@ PROCESSORS = (
     Processor("SandyBridge", "x86_64", ("portable",)),  # AVX only
     Processor("Haswell", "x86_64", ("avx2", "portable")),
     Processor("cortex-a57", "aarch64", ("portable",)),  # no dot products
-    Processor("max", "aarch64", ("neon_dotprod", "portable")),
+    Processor("neoverse-n1", "aarch64", ("neon_dotprod", "portable")),  # no i8mm
+    Processor("max", "aarch64", ("neon_i8mm", "neon_dotprod", "portable")),
 )
 
 

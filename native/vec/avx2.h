@@ -88,9 +88,6 @@ VEC int32_t vi_sum(vi x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 VEC vf vf_bits(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
-VEC vi vi_madd16(vi acc, vi x, vi y) {
-    return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
-}
 
 /* bytes */
 VEC vb vb_load(const void *p) { return (vb){vec_load256(p), vec_load256((const char *)p + 32)}; }
@@ -146,6 +143,10 @@ BINARY(vb_lookup16, vb, _mm256_shuffle_epi8)
 enum { VB_HIGH4_UNIT = 1 };
 VEC vb vb_high4(vb x) { return vb_and(vb_shr(x, 4), vb_set1(15)); }
 
+#ifndef VEC_PRODUCTS /* of integers; a header that includes this one may have its own */
+VEC vi vi_madd16(vi acc, vi x, vi y) {
+    return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
 /* maddubs adds two products in 16 bits: 2 * 127 * 127 fits. */
 VEC __m256i vec_dot(__m256i acc, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
@@ -162,6 +163,7 @@ VEC __m256i vec_dot_biased(__m256i acc, __m256i w, __m256i x) {
 VEC vi vi_dot_biased(vi acc, vb w, vb x) {
     return (vi){vec_dot_biased(acc.a, w.a, x.a), vec_dot_biased(acc.b, w.b, x.b)};
 }
+#endif
 
 #undef BINARY
 #undef SHIFT

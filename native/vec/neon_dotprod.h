@@ -154,6 +154,7 @@ enum { VB_HIGH4_UNIT = 1 };
 VEC uint8x16_t vec_high4(uint8x16_t x) { return vshrq_n_u8(x, 4); }
 UNARY(vb_high4, vb, vb, vec_high4)
 
+#ifndef VEC_PRODUCTS /* of bytes; a header that includes this one may have its own */
 /* Both factors are signed here: w is below 128, or has its 128 taken off first, and there is no bias to start from. */
 VEC int32x4_t vec_dot(int32x4_t acc, uint8x16_t w, uint8x16_t x) {
     return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_u8(x));
@@ -162,6 +163,7 @@ VEC int32x4_t vec_dot_biased(int32x4_t acc, uint8x16_t w, uint8x16_t x) { return
 VEC vi vi_dot(vi acc, vb w, vb x) { return EACH(vi, ACCUMULATE, vec_dot, acc, w, x); }
 VEC vi vi_start_biased(int32_t minus_128_sum) { (void)minus_128_sum; return vi_zero(); }
 VEC vi vi_dot_biased(vi acc, vb w, vb x) { return EACH(vi, ACCUMULATE, vec_dot_biased, acc, w, x); }
+#endif
 
 #undef EACH
 #undef OF_TWO
