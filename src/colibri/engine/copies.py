@@ -1,4 +1,4 @@
-"""Copies of states in the middle of a step, for prompts that begin alike to go on from."""
+"""Copies of states in the middle of a step: for prompts that begin alike to go on from, and behind guesses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from colibri.cache.prefix import SharedCache
 from colibri.cache.state import Part
 from colibri.engine.scheduler import Work
 from colibri.engine.sequence import Sequence
+from colibri.speculation.control import Control
+
+STATES_OF_GUESSES = 4  # of all sequences in a step
 
 Ids = NDArray[np.int32]
 
@@ -27,33 +30,51 @@ class Copy(NamedTuple):
     slot: int
 
 
-class Copies:
-    """Those of one step; the slots are taken, and are free again unless `keep` is called."""
+def reserve_for_guesses(cache: SharedCache, control: Control | None) -> list[int] | None:
+    """Slots for states behind guesses; None where layers keep none."""
+    if cache.states is None or control is None:
+        return None
+    return [cache.states.take() for _ in range(min(STATES_OF_GUESSES, control.most))]
 
-    def __init__(self, cache: SharedCache, work: Iterable[Work]) -> None:
+
+class Copies:
+    """Those of one step; the slots are taken, and are free again unless `keep` is called.
+
+    slots: for the states before each guess, of which `settle` takes up those where the right ones end.
+    """
+
+    def __init__(self, cache: SharedCache, work: Iterable[Work], slots: list[int] | None = None) -> None:
         self._cache = cache
         self._copies: list[Copy] = []
+        self._before: list[Copy] = []  # the guesses
+        free = iter(slots or ())
         row = 0
-        for sequence, count in work:
+        for item in work:
+            sequence, count = item.sequence, item.rows
             assert sequence.lease is not None
             for place in sequence.lease.places or ():
                 if sequence.computed < place <= sequence.computed + count:
                     slot = cache.reserve()
                     if slot is not None:
                         self._copies.append(Copy(row + place - sequence.computed, sequence, place, slot))
-            row += count
+            if slots is not None:
+                for number in range(len(item.guesses)):
+                    known = sequence.computed + count + number
+                    self._before.append(Copy(row + count + number, sequence, known, next(free)))
+            row += item.all_rows
 
     def parts(self, positions: Ids, numbers: Ids, tables: list[Ids], slots: Ids) -> list[Part]:
         """The rows of the step, apart where states are copied; none where they never are."""
-        if not self._copies:
+        made = [*self._copies, *self._before]
+        if not made:
             return []
-        ends = sorted({copy.rows for copy in self._copies} | {len(positions)})
+        ends = sorted({copy.rows for copy in made} | {len(positions)})
         parts = []
         for first, last in itertools.pairwise((0, *ends)):
             batch = ops.Batch(positions[first:last], numbers[first:last], tables, slots)
             copies = [
                 (copy.sequence.lease.slot, copy.slot)
-                for copy in self._copies
+                for copy in made
                 if copy.rows == last and copy.sequence.lease is not None
             ]
             parts.append(Part(first, last, batch, copies))
@@ -65,6 +86,12 @@ class Copies:
             assert sequence.lease is not None
             self._cache.snapshot(sequence.lease, slot, sequence.ids, position)
         self._copies.clear()
+
+    def settle(self) -> None:
+        """The verdict is there: sequences go on from the states behind their last right guess."""
+        for _, sequence, position, slot in self._before:
+            if sequence.computed == position and sequence.lease is not None and self._cache.states is not None:
+                self._cache.states.copy(slot, sequence.lease.slot)
 
     def drop(self) -> None:
         """Free the slots of copies that are not kept."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Sequence as Sized
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.prefix import Lease, SharedCache
-from colibri.engine.copies import Copies
-from colibri.engine.sampler import Chooser, Wish
+from colibri.engine.copies import Copies, reserve_for_guesses
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.engine.step_lock import FORKED, StepLock
+from colibri.engine.verdict import Verdict
 from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, NumericalError
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
+from colibri.speculation.control import Control
 
 GROWING = 4  # for so many sequences that run, one block is kept for them to grow into when another starts
 RowsWatcher = Callable[[int, NDArray[np.float32]], None]  # the first position, logits (n, vocab) valid until it returns
@@ -28,7 +31,8 @@ Part = tuple[Sized[int], int, Lease]  # tokens, the position of the first, what 
 class Engine:
     """Runs sequences over one decoder and one cache. Safe to use from several threads: each step is one thread's."""
 
-    def __init__(self, decoder: Decoder, cache: SharedCache, chunk: int) -> None:
+    def __init__(self, decoder: Decoder, cache: SharedCache, chunk: int, control: Control | None = None) -> None:
+        """control: how many guesses of tokens are verified in a step; None where none are made."""
         self.decoder = decoder
         self.cache = cache
         self.steps = 0
@@ -43,7 +47,9 @@ class Engine:
         self._ids = decoder.workspace.ids_array
         self._positions = np.zeros(capacity, np.int32)
         self._numbers = np.zeros(capacity, np.int32)
-        self._choose = Chooser(LOGIT_ROWS)
+        self._control = control
+        self._verdict = Verdict(cache)
+        self._state_slots = reserve_for_guesses(cache, control)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it starts as soon as the cache has room for it. ArgumentError when the engine is closed."""
@@ -73,6 +79,11 @@ class Engine:
             for sequence in (*self._running, *self._waiting):
                 sequence.cancel()
             self._retire()
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens are guessed before they are chosen."""
+        return self._control is not None
 
     @property
     def running(self) -> int:
@@ -137,6 +148,7 @@ class Engine:
                 for start in range(0, len(ids), self._chunk):
                     part = ids[start : start + self._chunk]
                     rows = self._run([(part, start, lease)])
+                    self.decoder.record(rows)
                     for row in range(max(0, first - start), len(part), LOGIT_ROWS):
                         logits = self.decoder.logits(rows, row, min(row + LOGIT_ROWS, len(part)))
                         if not np.isfinite(logits).all():
@@ -153,24 +165,52 @@ class Engine:
             self._check_weights(self.decoder.refresh())
             self._admit()
         self._extend()
-        work = schedule(self._running, self._chunk)
+        work = self._guess(schedule(self._running, self._chunk))
         if not work:
             return
         self.steps += 1
-        if any(sequence.nears_next_block for sequence, _ in work):
+        start = time.perf_counter()
+        if any(item.sequence.nears_next_block for item in work):
             self.cache.make_ready()
         try:
-            rows = self._forward(work)
-            self._sample(work, rows)
+            self._forward(work)
+            self._learn(work, time.perf_counter() - start)
         except ColibriError as error:
-            for sequence, _ in work:
-                sequence.fail(error)
+            for item in work:
+                item.sequence.fail(error)
         except BaseException:
-            for sequence, _ in work:
-                sequence.cancel()
+            for item in work:
+                item.sequence.cancel()
             raise
         finally:
             self._retire()
+
+    def _guess(self, work: list[Work]) -> list[Work]:
+        """With guesses of the tokens that follow, where every sequence waits for its next one and they pay."""
+        control = self._control
+        if control is None or not work or any(sequence.pending > 1 for sequence, _, _ in work):
+            return work
+        most, room = control.most, self._chunk - len(work)
+        if self._state_slots is not None:
+            room = min(room, len(self._state_slots))
+        guesses = [sequence.guesses(most) for sequence, _, _ in work]
+        counts = control.choose([[guess.chance for guess in own] for own in guesses])
+        found: list[Work] = []
+        for item, own, count in zip(work, guesses, counts, strict=True):
+            count = min(count, room)
+            lease = item.sequence.lease
+            if not count or lease is None or not self.cache.extend(lease, len(item.sequence.ids) + count):
+                found.append(item)
+                continue
+            room -= count
+            item.sequence.guessed += count
+            found.append(item._replace(guesses=tuple(guess.token for guess in own[:count])))
+        return found
+
+    def _learn(self, work: list[Work], seconds: float) -> None:
+        """What a step of so many rows takes, where no prompt is in it."""
+        if self._control is not None and all(item.rows == 1 for item in work):
+            self._control.note(sum(item.all_rows for item in work), seconds)
 
     def _forked(self, whole: bool) -> None:
         """In the child of a fork, end what other threads generated; all, when a step was left in its middle."""
@@ -255,30 +295,38 @@ class Engine:
         self.decoder.forward(rows, ops.Batch(places, owners, tables, slots), self.cache)
         return rows
 
-    def _forward(self, work: list[Work]) -> Rows:
+    def _forward(self, work: list[Work]) -> None:
+        """Compute the rows of a step and let the sequences go on."""
         parts: list[Part] = []
-        for sequence, count in work:
-            start = sequence.computed
+        for item in work:
+            sequence, start = item.sequence, item.sequence.computed
             assert sequence.lease is not None
-            parts.append((sequence.ids[start : start + count], start, sequence.lease))
-            sequence.computing = count
-        copies = Copies(self.cache, work)
+            parts.append((sequence.ids[start : start + item.rows] + list(item.guesses), start, sequence.lease))
+            sequence.computing = item.all_rows
+        copies = Copies(self.cache, work, self._state_slots)
         try:
             rows = self._run(parts, copies)
             self._check_weights(self.decoder.weights_version)
             copies.keep()
+            self._computed(work, rows)
+            wrong = self._verdict(work, partial(self.decoder.logits, rows))
+            self.decoder.record(rows, wrong)
+            copies.settle()
         finally:
             copies.drop()
+        for item in work:
+            item.sequence.computing = 0
+
+    def _computed(self, work: list[Work], rows: Rows) -> None:
         row = 0
-        for sequence, count in work:
+        for item in work:
+            sequence, count = item.sequence, item.rows
             if sequence.prompt_watcher is not None and sequence.watched < sequence.prompt_length:
                 self._report(sequence, sequence.prompt_watcher, rows, row, count)
-            sequence.computing = 0
             sequence.computed += count
-            row += count
+            row += item.all_rows
             if sequence.lease is not None and (count > 1 or sequence.computed % ops.KV_BLOCK == 0):
                 self.cache.note(sequence.lease, sequence.ids, sequence.computed)
-        return rows
 
     def _report(self, sequence: Sequence, watcher: PromptWatcher, rows: Rows, row: int, count: int) -> None:
         """Show the logits (or last states) of a part of a prompt, where they have not been shown before."""
@@ -289,31 +337,3 @@ class Engine:
             for place in range(part):
                 watcher(sequence.computed + first + place, shown[place])
             sequence.watched += part
-
-    def _sample(self, work: list[Work], rows: Rows) -> None:
-        """Next tokens of the sequences whose last known token was computed, neighbouring rows together."""
-        ready: list[tuple[int, Sequence, Wish]] = []
-        row = 0
-        for sequence, count in work:
-            row += count
-            if sequence.pending == 0 and (wish := self._wish(sequence)) is not None:
-                ready.append((row - 1, sequence, wish))
-        while ready:
-            first, count = ready[0][0], 1
-            while count < min(len(ready), LOGIT_ROWS) and ready[count][0] == first + count:
-                count += 1
-            logits = self.decoder.logits(rows, first, first + count)
-            choices = self._choose(logits, [wish for _, _, wish in ready[:count]])
-            for (_, sequence, _), choice in zip(ready, choices, strict=False):
-                try:
-                    sequence.advance(choice)
-                except ColibriError as error:  # its own; the others of the step go on
-                    sequence.fail(error)
-            del ready[:count]
-
-    def _wish(self, sequence: Sequence) -> Wish | None:
-        try:
-            return sequence.wish()
-        except ColibriError as error:
-            sequence.fail(error)
-            return None

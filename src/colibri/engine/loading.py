@@ -10,7 +10,8 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, check_path
+from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path
+from colibri.engine.copies import STATES_OF_GUESSES
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
@@ -27,6 +28,7 @@ from colibri.machine import detect_memory
 from colibri.models.decoder import Decoder
 from colibri.models.registry import model_spec, open_checkpoint
 from colibri.spec import ModelSpec
+from colibri.speculation.control import Control
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.text.embedded_json import JSON
 from colibri.text.gguf_tokenizer import MODEL
@@ -48,6 +50,7 @@ def load(
     chunk: int = 512,
     share_prefixes: bool = False,
     kv_type: KvType = "f16",
+    speculate: Speculate = "auto",
 ) -> Model:
     """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
 
@@ -59,6 +62,7 @@ def load(
         LoadOptions(
             path=None if path is None else check_path("path", path), ram=ram, threads=threads, context=context,
             precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes, kv_type=kv_type,
+            speculate=speculate,
         )
     )  # fmt: skip
 
@@ -86,6 +90,8 @@ def plan_model(options: LoadOptions) -> Prepared:
     weights = DenseWeights(checkpoint)
     keeps = [layer.keeps for layer in spec.layers]
     slots = options.sequences + (options.sequences + MORE_SNAPSHOTS if options.share_prefixes else 0)
+    control = control_of(options)
+    slots += 0 if control is None else min(STATES_OF_GUESSES, control.most)
     cache = SharedCache(
         keeps, options.sequences * blocks_for(context), options.kv_type, slots, share=options.share_prefixes
     )
@@ -141,10 +147,15 @@ def open_model(options: LoadOptions) -> Model:
     except MemoryError as error:
         path = model_path(options.path)
         raise MemoryBudgetError(f"{path}: the system refused the memory for this model: {error}") from error
-    engine = Engine(decoder, made.cache, made.workspace.capacity)
+    engine = Engine(decoder, made.cache, made.workspace.capacity, control_of(options))
     return Model(
         checkpoint, spec, engine, experts, plan, tokenizer, context=made.context, load_s=time.perf_counter() - start
     )
+
+
+def control_of(options: LoadOptions) -> Control | None:
+    """What decides how many tokens are guessed; None where none are."""
+    return None if options.speculate in ("off", 0) else Control(options.speculate)
 
 
 def _context(spec: ModelSpec, asked: int | None) -> int:

@@ -27,6 +27,7 @@ from colibri.experts.swap import revert_expert, swap_expert
 from colibri.machine import peak_resident_bytes, resident_bytes
 from colibri.models.decoder import Tap
 from colibri.spec import ModelSpec
+from colibri.speculation.lookup import Lookup
 from colibri.text import Tokenizer, load_tokenizer
 from colibri.weights.checkpoint import Checkpoint
 
@@ -153,6 +154,7 @@ class Model:
         continues: bool = False,
         keep_special: bool = False,
         constraint: Constraint | None = None,
+        prediction: Sequence[int] = (),
         prompt_watcher: PromptWatcher | None = None,
         watched: int = 0,
         watches_states: bool = False,
@@ -160,8 +162,9 @@ class Model:
         """What `engine.add` takes, for callers with a step loop of their own.
 
         continues: the answer goes on from a text, so that its leading space is kept. keep_special: control tokens are
-        part of the text. max_tokens is cut to the room left. prompt_watcher sees the logits of every position but the
-        first `watched`, or what logits are made from (hidden,). Raises ArgumentError and ContextFullError.
+        part of the text. prediction: a text that the answer may be like, to guess from. max_tokens is cut to the room
+        left. prompt_watcher sees the logits of every position but the first `watched`, or what logits are made from
+        (hidden,). Raises ArgumentError and ContextFullError.
         """
         ids = self._check_ids(prompt)
         room = self.context - len(ids)
@@ -170,8 +173,9 @@ class Model:
         if self.has_tokenizer:
             decoder = self.tokenizer.decoder(skip_special=not keep_special, continues=continues)
         return Running(
-            ids, params, most, self.end_ids, decoder, constraint=constraint, prompt_watcher=prompt_watcher,
-            watched=watched, watches_states=watches_states,
+            ids, params, most, self.end_ids, decoder, constraint=constraint,
+            lookup=Lookup(prediction) if self.engine.guesses else None, prompt_watcher=prompt_watcher, watched=watched,
+            watches_states=watches_states,
         )  # fmt: skip
 
     def _start(self, prompt: Sequence[int], params: SamplingParams, *, continues: bool) -> Generation:

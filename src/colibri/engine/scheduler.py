@@ -9,10 +9,16 @@ from colibri.engine.sequence import Sequence
 
 
 class Work(NamedTuple):
-    """The next `rows` tokens of a sequence, which are computed in this step."""
+    """The next `rows` tokens of a sequence, which are computed in this step, and guesses of those that follow."""
 
     sequence: Sequence
     rows: int
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def all_rows(self) -> int:
+        """With those of the guesses."""
+        return self.rows + len(self.guesses)
 
 
 def follows(sequence: Sequence, running: Iterable[Sequence]) -> bool:

@@ -15,8 +15,10 @@ from colibri.config import SamplingParams, Token
 from colibri.engine.sampler import Choice, Sampler, Wish
 from colibri.errors import ColibriError
 from colibri.ops import KV_BLOCK
+from colibri.speculation.lookup import Guess, Lookup
 from colibri.text import IncrementalDecoder, StopMatcher
 
+FORCED = 0.95  # how likely a token is that a grammar forces: the same text may be cut into other tokens
 FinishReason = Literal["stop", "length", "cancelled"]
 PromptWatcher = Callable[[int, NDArray[np.float32]], None]
 """Called with each position of a prompt and the logits (vocab,) that follow it, in order."""
@@ -30,6 +32,9 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> bool:
         """Take up the token that was chosen; True when nothing but the end may follow."""
+
+    def forced(self) -> list[int]:
+        """Tokens that are likely to come next because hardly another text is allowed."""
 
 
 class Sequence:
@@ -48,6 +53,7 @@ class Sequence:
         decoder: IncrementalDecoder | None,
         *,
         constraint: Constraint | None = None,
+        lookup: Lookup | None = None,
         prompt_watcher: PromptWatcher | None = None,
         watched: int = 0,
         watches_states: bool = False,
@@ -72,11 +78,13 @@ class Sequence:
         self.created = time.perf_counter()
         self.first_token_at = self.last_token_at = 0.0
         self.sampled = 0  # tokens chosen, an end token included
+        self.guessed = self.accepted = 0  # tokens that were guessed before they were chosen, and those that were right
         self._waiting: list[Token] = []
         self._sampler = Sampler(params, len(prompt))
         self._end_ids = frozenset() if params.ignore_eos else frozenset(end_ids)
         self._decoder = decoder
         self._constraint = constraint
+        self._lookup = lookup
         self._stops = StopMatcher(params.stop)
 
     def borrowed(self, lease: Lease) -> None:
@@ -108,6 +116,15 @@ class Sequence:
     def generated(self) -> list[int]:
         """The ids after the prompt."""
         return self.ids[self.prompt_length :]
+
+    def guesses(self, most: int) -> list[Guess]:
+        """At most so many tokens that may come next, of those that would be computed."""
+        most = min(most, self.prompt_length + self.max_tokens - len(self.ids) - 1)
+        if self._lookup is None or most <= 0:
+            return []
+        found = self._lookup.propose(self.ids, most)
+        forced = [] if self._constraint is None else self._constraint.forced()
+        return [Guess(token, FORCED) for token in forced[:most]] or found
 
     def wish(self) -> Wish | None:
         """What the next token is to be chosen by; None when there is none to choose, and that is the end of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -105,7 +106,11 @@ class Decoder:
                 block.add_fed(rows)
             if tap is not None:
                 tap.fed_forward(layer, rows)
-        self._experts.routing.record(rows.chosen_array)
+
+    def record(self, rows: Rows, without: Sequence[int] = ()) -> None:
+        """Count what the rows of a step chose, but for those that were computed for nothing."""
+        chosen = rows.chosen_array
+        self._experts.routing.record(np.delete(chosen, without, axis=1) if without else chosen)
 
     def _embed(self, rows: Rows, batch: ops.Batch) -> None:
         ops.embed(rows.hidden, self._embedding, rows.ids)

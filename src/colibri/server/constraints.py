@@ -167,3 +167,8 @@ class GrammarConstraint:
         if not self._matcher.consume_token(token):
             raise _refused(self._matcher)
         return bool(self._matcher.is_stopped())
+
+    def forced(self) -> list[int]:
+        """Tokens of the only text that may come next, as far as there is only one."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
