@@ -432,6 +432,9 @@ class Alternating:
         self.seen.append(token)
         return len(self.seen) == 4
 
+    def forced(self) -> list[int]:
+        return []
+
 
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(temperature=3, seed=1), SamplingParams(top_k=7, min_p=0.5, seed=2)]

@@ -55,6 +55,23 @@ def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI, model: s
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_a_prediction_changes_no_word(client: openai.OpenAI, model: str) -> None:
+    options: dict[str, Any] = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 60}
+    plain = client.chat.completions.create(**options)
+    text = plain.choices[0].message.content
+    for content in (text, [{"type": "text", "text": text}], "nothing of this kind"):
+        found = client.chat.completions.create(**options, prediction={"type": "content", "content": content})
+        assert found.choices[0].message.content == text
+        assert found.usage is not None
+        assert found.usage.completion_tokens_details is not None
+        accepted = found.usage.completion_tokens_details.accepted_prediction_tokens
+        assert accepted is not None
+        assert found.usage.completion_tokens_details.rejected_prediction_tokens is not None
+        assert 0 <= accepted < found.usage.completion_tokens
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        client.chat.completions.create(**options, prediction={"type": "content", "content": 5})  # type: ignore[typeddict-item]
+
+
 def test_many_at_once_say_what_each_says_alone(server: Server, client: openai.OpenAI, model: str) -> None:
     questions = [f"Tell me of day {number}, and what was made on it." for number in range(8)]
 

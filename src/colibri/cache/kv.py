@@ -56,12 +56,13 @@ def _width(dim: int, kv_type: KvType) -> tuple[str, int, int]:
 class KeyValueCache:
     """Blocks for `blocks` * 256 tokens over all sequences; `keeps` is what each layer keeps, of a token or a sequence.
 
-    Layers that keep a state have `slots` for it, beside the blocks.
+    Layers that keep a state have `slots` for it, beside the blocks, and `spare` ones for the time of a step.
     """
 
     def __init__(
-        self, keeps: Sequence[KeyValues | State | None], blocks: int, kv_type: KvType = "f16", slots: int = 1
-    ) -> None:
+        self, keeps: Sequence[KeyValues | State | None], blocks: int, kv_type: KvType = "f16", slots: int = 1,
+        spare: int = 0,
+    ) -> None:  # fmt: skip
         self.blocks = blocks
         paged = [kept for kept in keeps if isinstance(kept, KeyValues)]
         states = [kept for kept in keeps if isinstance(kept, State)]
@@ -73,7 +74,7 @@ class KeyValueCache:
         self.nbytes = self._offsets[-1]
         self.token_bytes = sum(self._block_bytes) // ops.KV_BLOCK
         self._memory = ops.Memory(self.nbytes)
-        self.states = States(states, slots) if states else None
+        self.states = States(states, slots, spare) if states else None
         offsets = iter(self._offsets)
         self.paged = tuple(self._layer(offsets, kept, kv_type) for kept in paged)
         paged_layers, state_layers = iter(self.paged), iter(self.states.layers if self.states else ())

@@ -87,9 +87,9 @@ class SharedCache(KeyValueCache):
 
     def __init__(
         self, keeps: Sequence[KeyValues | State | None], blocks: int, kv_type: KvType = "f16", slots: int = 1, *,
-        share: bool = True,
+        share: bool = True, spare: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(keeps, blocks, kv_type, slots)
+        super().__init__(keeps, blocks, kv_type, slots, spare)
         self.shares = share  # otherwise every block is forgotten when its sequence ends
         self._snapshots = None if self.states is None else Snapshots(self.states)
         self._least = LEAST_COPIED if self.states is None else 1  # a state ends where it ends

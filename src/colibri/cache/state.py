@@ -53,12 +53,16 @@ class LayerState:
 
 
 class States:
-    """`slots` places for a sequence's states; `keeps` is what each layer that has one keeps."""
+    """`slots` places for a sequence's states; `keeps` is what each layer that has one keeps.
 
-    def __init__(self, keeps: Sequence[State], slots: int) -> None:
+    spare: slots behind them, for who copies states away for the time of a step.
+    """
+
+    def __init__(self, keeps: Sequence[State], slots: int, spare: int = 0) -> None:
         self.slots = slots
+        self.spare = range(slots, slots + spare)
         self.slot_bytes = sum(kept.nbytes for kept in keeps)
-        shapes = [[(name, (slots, *shape)) for name, shape in kept.tensors] for kept in keeps]
+        shapes = [[(name, (slots + spare, *shape)) for name, shape in kept.tensors] for kept in keeps]
         self.nbytes = sum(_space(shape) for layer in shapes for _, shape in layer)
         self.step: Sequence[Part] = ()  # that is under way, where states are copied in it
         self._memory = ops.Memory(self.nbytes)

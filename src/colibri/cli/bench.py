@@ -51,6 +51,7 @@ def command(
     with Progress(lambda: doing[-1]):
         if options.context is None and measured.context > DEFAULT_CONTEXT:
             options = replace(options, context=measured.context)
+        options = replace(options, speculate="off")  # the rate of one token after another
         if options.threads is not None:
             ops.set_threads(options.threads)
         meter = Meter(options.ram)

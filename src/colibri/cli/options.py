@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from colibri.config import REPETITION_PENALTIES, LoadOptions, check_path
+from colibri.config import MAX_GUESSES, REPETITION_PENALTIES, LoadOptions, Speculate, check_path
 from colibri.errors import ArgumentError
 from colibri.hub.reference import parse
 
@@ -42,6 +42,23 @@ class Size(click.ParamType[int]):
         if size < self._least:
             self.fail(f"{value!r} is {size} bytes; give a unit, as 2.5G or 800M", param, ctx)
         return size
+
+
+class Guesses(click.ParamType[Speculate]):
+    """auto, off or a number."""
+
+    name = "auto|off|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Speculate:
+        if value == "auto":
+            return "auto"
+        if value == "off":
+            return "off"
+        if isinstance(value, int):
+            return value
+        if not value.isascii() or not value.isdigit() or int(value) > MAX_GUESSES:
+            self.fail(f"{value!r} is neither auto nor off nor a number within 0..{MAX_GUESSES}", param, ctx)
+        return int(value)
 
 
 class TokenIds(click.ParamType[list[int]]):
@@ -119,7 +136,7 @@ def load_options(function: Decorated) -> Decorated:
 
     @wraps(function)
     def command(model: Path | None, **given: Any) -> Any:
-        loading = {name: given.pop(name) for name in ("ram", "threads", "context", "precision", "kv_type")}
+        loading = {name: given.pop(name) for name in ("ram", "threads", "context", "precision", "kv_type", "speculate")}
         return function(options=LoadOptions(path=_fetched(model), **loading), **given)
 
     decorated: Decorated = command
@@ -150,6 +167,14 @@ def load_options(function: Decorated) -> Decorated:
                 default="f16",
                 show_default=True,
                 help="Keys and values of past tokens: half floats, or int8 in half of the memory.",
+            ),
+            click.option(
+                "--speculate",
+                type=Guesses(),
+                default="auto",
+                show_default=True,
+                help="Tokens ahead that are guessed and verified together: auto (where that is faster), off, or a "
+                "number. The tokens are the same.",
             ),
         )
     ):

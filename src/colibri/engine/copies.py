@@ -30,24 +30,22 @@ class Copy(NamedTuple):
     slot: int
 
 
-def reserve_for_guesses(cache: SharedCache, control: Control | None) -> list[int] | None:
-    """Slots for states behind guesses; None where layers keep none."""
-    if cache.states is None or control is None:
-        return None
-    return [cache.states.take() for _ in range(min(STATES_OF_GUESSES, control.most))]
+def states_of_guesses(control: Control | None) -> int:
+    """How many states are kept behind the guesses of a step."""
+    return 0 if control is None else min(STATES_OF_GUESSES, control.most)
 
 
 class Copies:
     """Those of one step; the slots are taken, and are free again unless `keep` is called.
 
-    slots: for the states before each guess, of which `settle` takes up those where the right ones end.
+    The states before each guess are in the spare slots, until `settle` takes up those where the right ones end.
     """
 
-    def __init__(self, cache: SharedCache, work: Iterable[Work], slots: list[int] | None = None) -> None:
+    def __init__(self, cache: SharedCache, work: Iterable[Work]) -> None:
         self._cache = cache
         self._copies: list[Copy] = []
         self._before: list[Copy] = []  # the guesses
-        free = iter(slots or ())
+        free = iter(()) if cache.states is None else iter(cache.states.spare)
         row = 0
         for item in work:
             sequence, count = item.sequence, item.rows
@@ -57,10 +55,8 @@ class Copies:
                     slot = cache.reserve()
                     if slot is not None:
                         self._copies.append(Copy(row + place - sequence.computed, sequence, place, slot))
-            if slots is not None:
-                for number in range(len(item.guesses)):
-                    known = sequence.computed + count + number
-                    self._before.append(Copy(row + count + number, sequence, known, next(free)))
+            for number, slot in zip(range(len(item.guesses)), free):  # noqa: B905 (there are slots enough, or no states)
+                self._before.append(Copy(row + count + number, sequence, sequence.computed + count + number, slot))
             row += item.all_rows
 
     def parts(self, positions: Ids, numbers: Ids, tables: list[Ids], slots: Ids) -> list[Part]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from colibri import ops
 from colibri.cache.prefix import Lease, SharedCache
-from colibri.engine.copies import Copies, reserve_for_guesses
+from colibri.engine.copies import Copies
 from colibri.engine.scheduler import Work, follows, schedule
 from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.engine.step_lock import FORKED, StepLock
@@ -37,6 +37,7 @@ class Engine:
         self.cache = cache
         self.steps = 0
         self.preemptions = 0
+        self.guessed = self.accepted = 0  # tokens that were guessed, and those that were right
         self._chunk = chunk
         self._weights = decoder.weights_version
         self._waiting: list[Sequence] = []
@@ -49,7 +50,6 @@ class Engine:
         self._numbers = np.zeros(capacity, np.int32)
         self._control = control
         self._verdict = Verdict(cache)
-        self._state_slots = reserve_for_guesses(cache, control)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it starts as soon as the cache has room for it. ArgumentError when the engine is closed."""
@@ -165,7 +165,11 @@ class Engine:
             self._check_weights(self.decoder.refresh())
             self._admit()
         self._extend()
-        work = self._guess(schedule(self._running, self._chunk))
+        work = schedule(self._running, self._chunk)
+        control = self._control if self.decoder.tap is None else None  # who watches tokens sees one a step
+        decodes = control is not None and control.looks() and not any(item.sequence.pending > 1 for item in work)
+        if decodes:
+            work = self._guess(work)
         if not work:
             return
         self.steps += 1
@@ -174,7 +178,8 @@ class Engine:
             self.cache.make_ready()
         try:
             self._forward(work)
-            self._learn(work, time.perf_counter() - start)
+            if decodes and self._control is not None:
+                self._control.note(sum(item.all_rows for item in work), time.perf_counter() - start)
         except ColibriError as error:
             for item in work:
                 item.sequence.fail(error)
@@ -186,31 +191,27 @@ class Engine:
             self._retire()
 
     def _guess(self, work: list[Work]) -> list[Work]:
-        """With guesses of the tokens that follow, where every sequence waits for its next one and they pay."""
+        """With guesses of the tokens that follow, where they pay; every sequence waits for its next one."""
         control = self._control
-        if control is None or not work or any(sequence.pending > 1 for sequence, _, _ in work):
-            return work
+        assert control is not None
         most, room = control.most, self._chunk - len(work)
-        if self._state_slots is not None:
-            room = min(room, len(self._state_slots))
-        guesses = [sequence.guesses(most) for sequence, _, _ in work]
+        if self.cache.states is not None:
+            room = min(room, len(self.cache.states.spare))
+        least = control.least(len(work))
+        guesses = [item.sequence.guesses(most, least) for item in work]
+        if not any(guesses):
+            return work
         counts = control.choose([[guess.chance for guess in own] for own in guesses])
         found: list[Work] = []
         for item, own, count in zip(work, guesses, counts, strict=True):
-            count = min(count, room)
-            lease = item.sequence.lease
-            if not count or lease is None or not self.cache.extend(lease, len(item.sequence.ids) + count):
-                found.append(item)
-                continue
+            sequence = item.sequence
+            assert sequence.lease is not None
+            left = ops.KV_BLOCK * len(sequence.lease.table) - len(sequence.ids)  # guesses take no block from others
+            count = min(count, room, left)
             room -= count
-            item.sequence.guessed += count
-            found.append(item._replace(guesses=tuple(guess.token for guess in own[:count])))
+            sequence.guessed += count
+            found.append(item._replace(guesses=tuple(guess.token for guess in own[:count])) if count else item)
         return found
-
-    def _learn(self, work: list[Work], seconds: float) -> None:
-        """What a step of so many rows takes, where no prompt is in it."""
-        if self._control is not None and all(item.rows == 1 for item in work):
-            self._control.note(sum(item.all_rows for item in work), seconds)
 
     def _forked(self, whole: bool) -> None:
         """In the child of a fork, end what other threads generated; all, when a step was left in its middle."""
@@ -303,13 +304,15 @@ class Engine:
             assert sequence.lease is not None
             parts.append((sequence.ids[start : start + item.rows] + list(item.guesses), start, sequence.lease))
             sequence.computing = item.all_rows
-        copies = Copies(self.cache, work, self._state_slots)
+        copies = Copies(self.cache, work)
         try:
             rows = self._run(parts, copies)
             self._check_weights(self.decoder.weights_version)
             copies.keep()
             self._computed(work, rows)
+            made = sum(len(item.guesses) for item in work)
             wrong = self._verdict(work, partial(self.decoder.logits, rows))
+            self.guessed, self.accepted = self.guessed + made, self.accepted + made - len(wrong)
             self.decoder.record(rows, wrong)
             copies.settle()
         finally:

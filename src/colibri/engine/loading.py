@@ -11,7 +11,7 @@ from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
 from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path
-from colibri.engine.copies import STATES_OF_GUESSES
+from colibri.engine.copies import states_of_guesses
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
@@ -90,11 +90,10 @@ def plan_model(options: LoadOptions) -> Prepared:
     weights = DenseWeights(checkpoint)
     keeps = [layer.keeps for layer in spec.layers]
     slots = options.sequences + (options.sequences + MORE_SNAPSHOTS if options.share_prefixes else 0)
-    control = control_of(options)
-    slots += 0 if control is None else min(STATES_OF_GUESSES, control.most)
     cache = SharedCache(
-        keeps, options.sequences * blocks_for(context), options.kv_type, slots, share=options.share_prefixes
-    )
+        keeps, options.sequences * blocks_for(context), options.kv_type, slots, share=options.share_prefixes,
+        spare=states_of_guesses(control_of(options)),
+    )  # fmt: skip
     scratch = kinds.scratch(spec)
     machine = detect_memory()
     asked = options.ram is not None

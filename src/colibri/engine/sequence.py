@@ -117,12 +117,12 @@ class Sequence:
         """The ids after the prompt."""
         return self.ids[self.prompt_length :]
 
-    def guesses(self, most: int) -> list[Guess]:
-        """At most so many tokens that may come next, of those that would be computed."""
+    def guesses(self, most: int, least: float = 0.0) -> list[Guess]:
+        """At most so many tokens that may come next, of those that would be computed; the first at least so likely."""
         most = min(most, self.prompt_length + self.max_tokens - len(self.ids) - 1)
         if self._lookup is None or most <= 0:
             return []
-        found = self._lookup.propose(self.ids, most)
+        found = self._lookup.propose(self.ids, most, least)
         forced = [] if self._constraint is None else self._constraint.forced()
         return [Guess(token, FORCED) for token in forced[:most]] or found
 

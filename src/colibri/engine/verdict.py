@@ -47,12 +47,17 @@ class Verdict:
         ended: set[int] = set()  # sequences, by id(), for which no further row counts
         wrong: list[int] = []
         while waiting:
-            wrong += [row.row for row in waiting if id(row.sequence) in ended]
-            waiting = [row for row in waiting if id(row.sequence) not in ended]
             count = _neighbours(waiting)
-            if count:
-                self._turns(waiting[:count], logits(waiting[0].row, waiting[0].row + count), ended, wrong)
-            waiting = waiting[count:]
+            rows, waiting = waiting[:count], waiting[count:]
+            first = rows[0].row
+            shown = logits(first, first + count)
+            if any(row.guess is not None for row in rows):
+                self._turns(rows, shown, ended, wrong)
+            else:
+                self._advance(rows, shown, first, ended)
+            if ended and waiting:
+                wrong += [row.row for row in waiting if id(row.sequence) in ended]
+                waiting = [row for row in waiting if id(row.sequence) not in ended]
         return wrong
 
     def _turns(self, rows: list[_Row], logits: NDArray[np.float32], ended: set[int], wrong: list[int]) -> None:
@@ -66,18 +71,25 @@ class Verdict:
             rows = [row for row in rows if id(row.sequence) not in ended]
 
     def _advance(self, turn: list[_Row], logits: NDArray[np.float32], first: int, ended: set[int]) -> None:
-        wishes = [(row, wish) for row in turn if (wish := _wish(row.sequence)) is not None]
-        ended |= {id(row.sequence) for row in turn} - {id(row.sequence) for row, _ in wishes}
-        if not wishes:
+        asked: list[_Row] = []
+        wishes: list[Wish] = []
+        for row in turn:
+            wish = _wish(row.sequence)
+            if wish is None:
+                ended.add(id(row.sequence))
+            else:
+                asked.append(row)
+                wishes.append(wish)
+        if not asked:
             return
-        own = logits if len(wishes) == len(logits) else logits[[row.row - first for row, _ in wishes]]
-        for (row, _), choice in zip(wishes, self._choose(own, [wish for _, wish in wishes]), strict=True):
+        own = logits if len(asked) == len(logits) else logits[[row.row - first for row in asked]]
+        for row, choice in zip(asked, self._choose(own, wishes), strict=True):
             sequence = row.sequence
             try:
                 sequence.advance(choice)
             except ColibriError as error:  # its own; the others of the step go on
                 sequence.fail(error)
-            if sequence.finish_reason is None and row.guess is not None and sequence.ids[-1] == row.guess:
+            if row.guess is not None and sequence.finish_reason is None and sequence.ids[-1] == row.guess:
                 self._accept(sequence)
             else:
                 ended.add(id(sequence))

@@ -26,6 +26,9 @@ from colibri.text.formats import Delta, Reading, reading_of
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
+MOST_LETTERS = 16  # of a prediction, for each token of the context
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a chat goes to the model and comes back."""
@@ -34,6 +37,7 @@ class Plan:
     grammar: str | None
     reading: Reading
     keep_special: bool
+    prediction: tuple[int, ...] = ()
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
@@ -56,7 +60,7 @@ async def begin(service: Service, body: ChatRequest) -> tuple[Plan, Outputs]:
             sampling_params(
                 body, max_tokens=most, top_logprobs=body.top_logprobs or 0, index=index, vocab=service.vocab_size
             ),
-            keep_special=plan.keep_special, grammar=plan.grammar,
+            keep_special=plan.keep_special, grammar=plan.grammar, prediction=plan.prediction,
         )
         for index in range(body.n or 1)
     ]  # fmt: skip
@@ -93,7 +97,16 @@ def _plan(service: Service, body: ChatRequest) -> Plan:
     ids = tokenizer.encode(text, add_special=False)
     marks = (tokenizer.token_id(mark) for mark in reading.marks)
     keep_special = any(mark is not None and tokenizer.is_special(mark) for mark in marks)
-    return Plan(tuple(ids), grammar, reading, keep_special)
+    return Plan(tuple(ids), grammar, reading, keep_special, _prediction(service, body))
+
+
+def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
+    """The ids of what the answer is expected to be like; the beginning, where it is longer than a context."""
+    if body.prediction is None:
+        return ()
+    context = service.ready.context
+    text = body.prediction.text[: MOST_LETTERS * context]
+    return tuple(service.text.encode(text, add_special=False)[:context])
 
 
 def _variables(body: ChatRequest) -> dict[str, Any]:

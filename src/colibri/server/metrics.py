@@ -60,6 +60,8 @@ class Metrics:
                 ("prompt_tokens", "Tokens of prompts."),
                 ("cached_prompt_tokens", "Tokens of prompts that were found in the cache."),
                 ("generated_tokens", "Tokens generated."),
+                ("guessed_tokens", "Tokens that were guessed and verified together."),
+                ("accepted_guesses", "Guessed tokens that were right."),
                 ("expert_hits", "Expert uses that found the expert in memory."),
                 ("expert_misses", "Expert uses that had to read it."),
                 ("expert_bytes_read", "Bytes of experts read from files."),
@@ -91,7 +93,8 @@ class Metrics:
         for name, total in {
             "preemptions": stats.preemptions, "steps": stats.steps, "step_seconds": stats.step_s,
             "prompt_tokens": stats.prompt_tokens, "cached_prompt_tokens": stats.cached_tokens,
-            "generated_tokens": stats.tokens, "expert_hits": stats.routing["hits"],
+            "generated_tokens": stats.tokens, "guessed_tokens": stats.guessed, "accepted_guesses": stats.accepted,
+            "expert_hits": stats.routing["hits"],
             "expert_misses": stats.routing["misses"], "expert_bytes_read": stats.routing["bytes_read"],
         }.items():  # fmt: skip
             self._counters[name].inc(max(0.0, total - self._last.get(name, 0)))

@@ -32,6 +32,7 @@ class Submit:
     tokens are part of the text, as formats of tool calls need them. grammar: what the text must match. prompt_logits:
     how many of the likeliest tokens to report for each position of the prompt; None for no report, -1 for all logits.
     last_only: report only the prompt's last position. pooled: instead, the mean of its last hidden states, once.
+    prediction: a text that the answer is expected to be like.
     """
 
     request: int
@@ -43,6 +44,7 @@ class Submit:
     prompt_logits: int | None = None
     last_only: bool = False
     pooled: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,7 @@ class PromptLogits:
     @property
     def top(self) -> list[tuple[int, float]]:
         """The likeliest tokens and ln of their probabilities."""
-        return list(
-            zip(np.frombuffer(self.ids, np.int32).tolist(), np.frombuffer(self.logprobs).tolist(), strict=True)
-        )
+        return list(zip(np.frombuffer(self.ids, np.int32).tolist(), np.frombuffer(self.logprobs).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ class Output:
     """What a request got in a step. finish: stop, length, cancelled, lost, or None while it goes on.
 
     prefilled: tokens of the prompt that are computed; cached: those of them found in the cache. sampled: tokens chosen
-    so far. bad_request: the error is the client's fault. stop: the stop string that ended it.
+    so far; guessed: tokens that were guessed before they were chosen; accepted: those that were right. bad_request: the
+    error is the client's fault. stop: the stop string that ended it.
     """
 
     request: int
@@ -137,6 +138,8 @@ class Output:
     bad_request: bool = False
     prompt: tuple[PromptLogits, ...] = ()
     stop: str | None = None
+    guessed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,8 @@ class Stats:
     memory: dict[str, int]
     routing: dict[str, int]
     counts: bytes | None = None
+    guessed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,23 +24,31 @@ class Usage:
         self._choices = choices
         self._sampled: dict[int, int] = {}
         self._cached: dict[int, int] = {}
+        self._guesses: dict[int, tuple[int, int]] = {}  # made, right
         self.reasoning = 0
 
     def take(self, index: int, output: Output) -> None:
         """Note how far a sequence is."""
         self._sampled[index] = output.sampled
+        self._guesses[index] = output.guessed, output.accepted
         if index % self._choices == 0:  # the others find what the first has computed
             self._cached[index] = output.cached
 
     def as_dict(self) -> dict[str, Any]:
         """The usage object."""
         completion = sum(self._sampled.values())
+        guessed = sum(made for made, _ in self._guesses.values())
+        accepted = sum(right for _, right in self._guesses.values())
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": completion,
             "total_tokens": self._prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": guessed - accepted,
+            },
         }
 
 

@@ -220,6 +220,18 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class Prediction(Strict):
+    """A text that most of the answer is expected to repeat, as a file that is edited."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions. chat_template_kwargs go to the template (such as enable_thinking)."""
 
@@ -232,6 +244,7 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     store: bool | None = None

@@ -133,8 +133,8 @@ class Worker:
                 prompt = PromptWatcher(command.ids, command.prompt_logits)
             sequence = self._model.sequence(
                 command.ids, command.params, continues=command.continues, keep_special=command.keep_special,
-                constraint=constraint, prompt_watcher=prompt, watched=len(command.ids) - 1 if command.last_only else 0,
-                watches_states=command.pooled,
+                constraint=constraint, prediction=command.prediction, prompt_watcher=prompt,
+                watched=len(command.ids) - 1 if command.last_only else 0, watches_states=command.pooled,
             )  # fmt: skip
         except ColibriError as error:
             refused = protocol.Output(command.request, finish="cancelled", error=str(error), bad_request=True)
@@ -182,8 +182,18 @@ class Worker:
             self._stale = sequence.error
         return [
             protocol.Output(
-                request, tokens, prefilled, sequence.cached, sequence.sampled, finish, error, fault, prompt,
+                request,
+                tokens,
+                prefilled,
+                sequence.cached,
+                sequence.sampled,
+                finish,
+                error,
+                fault,
+                prompt,
                 sequence.stop_text,
+                sequence.guessed,
+                sequence.accepted,
             )
         ]
 
@@ -212,6 +222,8 @@ class Worker:
                 memory=model.memory(),
                 routing={**model.routing_summary(), "bytes_read": model.experts.counters.bytes_read},
                 counts=counts,
+                guessed=engine.guessed,
+                accepted=engine.accepted,
             )
         )
         totals.longest_step_s = 0.0

@@ -14,6 +14,9 @@ SLOPE = 0.4  # what a row more is taken to cost, of a step with the first, until
 MARGIN = 1.03  # what must be won
 MEMORY = 0.9
 OUTLIER = 3.0  # times of what is known: another process had the processors
+HOPE = 0.7  # of what a guess must win alone: those behind it may be likelier
+LIKELY = 0.6  # such guesses are always looked at
+PATIENCE, SELDOM = 32, 16  # after so many steps without a guess, guesses are looked for in every sixteenth only
 TRY_EVERY = 64  # steps without a guess, after which one that would have been made at the slope above is
 
 
@@ -30,6 +33,11 @@ class Control:
         self._seen: dict[int, int] = {}
         self._without = 0  # steps since the last guess
 
+    def looks(self) -> bool:
+        """Whether guesses are to be looked for in this step."""
+        self._without += 1
+        return self._without < PATIENCE or self._without % SELDOM == 0 or self._fixed is not None
+
     def note(self, rows: int, seconds: float) -> None:
         """A step in which every sequence waited for its next token took so long."""
         seen = self._seen[rows] = self._seen.get(rows, 0) + 1
@@ -39,18 +47,22 @@ class Control:
         else:
             self._times[rows] = MEMORY * known + (1 - MEMORY) * min(seconds, OUTLIER * known)
 
+    def least(self, rows: int) -> float:
+        """How likely a guess must be to be looked at, beside so many rows: about what one row more costs."""
+        one, more = self._times.get(rows), self._times.get(rows + 1)
+        if self._fixed is not None or one is None or more is None:
+            return 0.0
+        return min(LIKELY, HOPE * (more / one - 1))
+
     def choose(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """How many guesses of each sequence to verify, given how likely each is once those before it were right."""
         if self._fixed is not None:
             return self._all(chances)
         best = self._best(chances, self.cost)
+        if not any(best) and self._without >= TRY_EVERY:
+            best = self._best(chances, lambda rows: 1 + SLOPE * (rows - len(chances)) / len(chances))
         if any(best):
             self._without = 0
-            return best
-        self._without += 1
-        if self._without >= TRY_EVERY:
-            best = self._best(chances, lambda rows: 1 + SLOPE * (rows - len(chances)) / len(chances))
-            self._without = 0 if any(best) else TRY_EVERY
         return best
 
     def cost(self, rows: int) -> float:

@@ -12,8 +12,8 @@ LEAST = 2  # tokens that must be the same
 CANDIDATES = 8  # places where these stand that are looked at, the latest first
 LONGEST = 64  # tokens that are compared
 PRIORS = (0.3, 0.4, 0.6, 0.75, 0.9)  # how often a guess is right after a match of 2, 3, 4, 8, 16 tokens or more
-WEIGHT = 4.0  # of a prior, in guesses
-MEMORY = 0.97  # of what the guesses before said, with each new one
+KINDS = (0, 0, 0, 1, *[2] * 4, *[3] * 8, 4)  # for a length of the match, which of these
+FORGETTING = 0.06  # of what was known, with each guess more
 
 
 class Guess(NamedTuple):
@@ -33,42 +33,42 @@ class Lookup:
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
         self._tokens = array("q", [NOTHING, *prediction] if prediction else [])
-        self._latest: dict[tuple[int, int], int] = {}  # a pair: the place behind its latest occurrence
+        self._latest: dict[int, int] = {}  # a pair: the place behind its latest occurrence
         self._before = array("q", [0] * len(self._tokens))  # for a place: the one behind the same pair earlier; 0: none
         self._start = len(self._tokens)
         self._place = 0  # what followed the match begins here; 0: there is none
         self._length = 0
-        self._right = [chance * WEIGHT for chance in PRIORS]
-        self._made = [WEIGHT] * len(PRIORS)
+        self._chances = list(PRIORS)
         for at in range(2, self._start):
             self._index(at)
 
     def update(self, ids: Sequence[int]) -> None:
         """Take up what was added to the ids of the sequence since."""
-        known = len(self._tokens) - self._start
-        new = ids[known:]
-        for number, token in enumerate(new):
-            right = self._place > 0 and self._tokens[self._place] == token
-            if self._place:
-                self._learn(right)
-            self._tokens.append(token)
+        tokens, start = self._tokens, self._start
+        first = at = len(tokens)
+        end = start + len(ids)
+        while at < end:
+            token, place = ids[at - start], self._place
+            tokens.append(token)
             self._before.append(0)
-            at = len(self._tokens) - 1
-            if right:
-                self._place, self._length = self._place + 1, self._length + 1
-            elif number == len(new) - 1:
+            if place:
+                self._learn(tokens[place] == token)
+            if place and tokens[place] == token:
+                self._place, self._length = place + 1, self._length + 1
+            elif at == end - 1:
                 self._find(at)
             else:  # of a prompt only the end is looked for
                 self._place = 0
-            if at > self._start:
+            if at > start:
                 self._index(at)
-        if not known and new and self._start:
+            at += 1
+        if first == start < end and start:
             self._place, self._length = 1, PREDICTED
 
-    def propose(self, ids: Sequence[int], most: int) -> list[Guess]:
-        """At most so many tokens that may follow ids, all that the sequence has."""
+    def propose(self, ids: Sequence[int], most: int, least: float = 0.0) -> list[Guess]:
+        """At most so many tokens that may follow ids, all that the sequence has; none where the first is unlikely."""
         self.update(ids)
-        if not self._place:
+        if not self._place or self._chance(self._length) < least:
             return []
         guesses: list[Guess] = []
         for number in range(most):
@@ -79,7 +79,7 @@ class Lookup:
 
     def _index(self, at: int) -> None:
         """Know the pair that ends at a place."""
-        pair = self._tokens[at - 1], self._tokens[at]
+        pair = self._tokens[at - 1] << 32 | self._tokens[at]
         self._before[at] = self._latest.get(pair, 0)
         self._latest[pair] = at + 1
 
@@ -87,7 +87,7 @@ class Lookup:
         """The longest match of what ends at a place, among the latest."""
         self._place = self._length = 0
         tokens = self._tokens
-        place = self._latest.get((tokens[at - 1], tokens[at]), 0) if at > self._start else 0
+        place = self._latest.get(tokens[at - 1] << 32 | tokens[at], 0) if at > self._start else 0
         for _ in range(CANDIDATES):
             if not place:
                 return
@@ -99,15 +99,8 @@ class Lookup:
             place = self._before[place - 1]
 
     def _learn(self, right: bool) -> None:
-        kind = _kind(self._length)
-        self._right[kind] = MEMORY * self._right[kind] + right
-        self._made[kind] = MEMORY * self._made[kind] + 1
+        kind = KINDS[min(self._length, 16)]
+        self._chances[kind] += FORGETTING * (right - self._chances[kind])
 
     def _chance(self, length: int) -> float:
-        kind = _kind(length)
-        return self._right[kind] / self._made[kind]
-
-
-def _kind(length: int) -> int:
-    """Which of the PRIORS."""
-    return 0 if length < 3 else 1 if length < 4 else 2 if length < 8 else 3 if length < 16 else 4
+        return self._chances[KINDS[min(length, 16)]]
