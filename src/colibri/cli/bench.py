@@ -20,6 +20,7 @@ from colibri.experts.plan import readable
 from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_collector
 from colibri.observe.compare import Ratio, compare, read_result
 from colibri.observe.limits import Meter
+from colibri.observe.timeline import traced
 
 WIDE = 1000
 
@@ -33,12 +34,14 @@ WIDE = 1000
               help="Tokens of context before the first that is decoded.")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random ids.")
+@click.option("--trace", "timeline", type=FilePath(),
+              help="Write when each step, layer and read took place to this file, for Perfetto or Chrome.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option("--compare", "pair", nargs=2, type=FilePath(), metavar="A.json B.json",
               help="Measure nothing; print B over A from two files of --json.")
 def command(
     options: LoadOptions, prompt_tokens: tuple[int, ...], new_tokens: int, depth: int, repeat: int, seed: int,
-    as_json: bool, pair: tuple[Path, Path] | None,
+    timeline: Path | None, as_json: bool, pair: tuple[Path, Path] | None,
 ) -> None:  # fmt: skip
     """Measure the machine, then prefill and decode, and say how near they come to its limits."""
     if pair is not None:
@@ -58,7 +61,7 @@ def command(
         meter.measure(LIMIT_SECONDS)  # before a model fills the budget
         doing.append("loading")
         loaded = open_model(options)
-        with loaded, quiet_collector():
+        with loaded, traced(loaded, timeline), quiet_collector():
             report = Bench(loaded, measured, meter, doing.append).report()
     if as_json:
         print_json(report)

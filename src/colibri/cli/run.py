@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from colibri.cli import EXIT_INTERRUPTED
-from colibri.cli.options import TokenIds, load_options, sampling_options
+from colibri.cli.options import FilePath, TokenIds, load_options, sampling_options
 from colibri.cli.output import print_json, rate
 from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import read_text
@@ -17,6 +18,7 @@ from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.experts.plan import readable
+from colibri.observe.timeline import traced
 from colibri.observe.trace import TokenTrace
 
 
@@ -26,17 +28,21 @@ from colibri.observe.trace import TokenTrace
 @load_options
 @sampling_options
 @click.option("-v", "--verbose", is_flag=True, help="Log the experts and the milliseconds of every token to stderr.")
+@click.option("--trace", "timeline", type=FilePath(),
+              help="Write when each step, layer and read took place to this file, for Perfetto or Chrome.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end instead of text and timings.")
 def command(
-    prompt: str | None, prompt_ids: list[int] | None, options: LoadOptions, verbose: bool, as_json: bool,
-    **sampling: Any,
+    prompt: str | None, prompt_ids: list[int] | None, options: LoadOptions, verbose: bool, timeline: Path | None,
+    as_json: bool, **sampling: Any,
 ) -> int:  # fmt: skip
     """Write text that continues a prompt."""
     text = _prompt(prompt, prompt_ids)
+    if verbose and timeline is not None:
+        raise click.UsageError("--verbose and --trace both watch the layers; give one of them")
     params = SamplingParams(**sampling)
     with Progress(lambda: "loading"):
         loaded = open_model(options)
-    with loaded:
+    with loaded, traced(loaded, timeline):
         trace = TokenTrace(loaded, sys.stderr) if verbose else None
         if verbose:
             click.echo(loaded.plan.describe(), err=True)

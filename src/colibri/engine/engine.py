@@ -19,6 +19,7 @@ from colibri.engine.sequence import PromptWatcher, Sequence
 from colibri.engine.step_lock import FORKED, StepLock
 from colibri.engine.verdict import Verdict
 from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, NumericalError
+from colibri.experts.loading import Listener
 from colibri.layers.workspace import LOGIT_ROWS, Rows
 from colibri.models.decoder import Decoder
 from colibri.speculation.control import Control
@@ -37,6 +38,7 @@ class Engine:
         self.cache = cache
         self.steps = 0
         self.preemptions = 0
+        self.listener: Listener | None = None  # hears of every step and every verdict
         self.guessed = self.accepted = 0  # tokens that were guessed, and those that were right
         self._chunk = chunk
         self._weights = decoder.weights_version
@@ -180,6 +182,9 @@ class Engine:
             self._forward(work)
             if decodes and self._control is not None:
                 self._control.note(sum(item.all_rows for item in work), time.perf_counter() - start)
+            if self.listener is not None:
+                rows, sequences = sum(item.all_rows for item in work), len(work)
+                self.listener("step", start, rows=rows, sequences=sequences, waiting=len(self._waiting))
         except ColibriError as error:
             for item in work:
                 item.sequence.fail(error)
@@ -311,8 +316,11 @@ class Engine:
             copies.keep()
             self._computed(work, rows)
             made = sum(len(item.guesses) for item in work)
+            began = time.perf_counter()
             wrong = self._verdict(work, partial(self.decoder.logits, rows))
             self.guessed, self.accepted = self.guessed + made, self.accepted + made - len(wrong)
+            if self.listener is not None:
+                self.listener("sampling", began, guessed=made, right=made - len(wrong))
             self.decoder.record(rows, wrong)
             copies.settle()
         finally:

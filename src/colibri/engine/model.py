@@ -20,6 +20,7 @@ from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
 from colibri.engine.statistics import describe_model
 from colibri.errors import ArgumentError, ContextFullError, FileError
+from colibri.experts.loading import Listener
 from colibri.experts.plan import Plan
 from colibri.experts.residency import Residency
 from colibri.experts.stats import RoutingStats
@@ -235,6 +236,11 @@ class Model:
     def watch(self, tap: Tap | None) -> None:
         """Tell `tap` of every layer of every step; None ends it."""
         self.engine.decoder.tap = tap
+
+    def listen(self, listener: Listener | None) -> None:
+        """Tell `listener` of every step, choice and read of an expert; None ends it."""
+        self.engine.listener = listener
+        self.experts.listen(listener)
 
     def describe(self) -> dict[str, Any]:
         """Name, architecture and sizes, as in the JSON of `colibri run`."""

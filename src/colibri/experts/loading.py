@@ -14,6 +14,9 @@ from colibri.experts.reading import ExpertReader
 from colibri.experts.slots import Slot
 from colibri.weights.tensor_info import Expert, TensorInfo
 
+Listener = Callable[..., None]
+"""Called as listener(name, start, **arguments) when what began at `start`, of time.perf_counter, has ended."""
+
 Piece = tuple[ops.Tensor, TensorInfo, int, int]
 
 
@@ -56,6 +59,7 @@ class Loader:
         self._reading: dict[int, Job] = {}  # by thread
         self._rests = False
         self._closed = False
+        self.listener: Listener | None = None  # hears of every piece that was read
 
     # ---- under the owner's lock ----------------------------------------------------------------------------------
 
@@ -138,12 +142,17 @@ class Loader:
     def read(self, job: Job, piece: Piece) -> None:
         """Read one piece; whatever happens, the job's requesters learn of it."""
         error: ColibriError | None = None
+        listener, start = self.listener, time.perf_counter()
         try:
             self._reader.load_piece(*piece)
         except ColibriError as refusal:
             error = refusal
         except Exception as defect:  # a reader thread must not die while somebody waits
             error = ColibriError(f"{piece[1].file}: {piece[1].name} could not be read: {defect!r}")
+        if listener is not None:
+            _, info, _, count = piece
+            nbytes = info.nbytes * count // max(1, info.shape[0])
+            listener("read", start, tensor=info.name, bytes=nbytes, urgent=job.urgent)
         with self._lock:
             self._reading.pop(threading.get_ident(), None)
             if self._rests:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from colibri import forking, ops
 from colibri.experts.heat import Heat
-from colibri.experts.loading import Job, Loader
+from colibri.experts.loading import Job, Listener, Loader
 from colibri.experts.occupancy import Occupancy
 from colibri.experts.overlay import Overlay, Replacement
 from colibri.experts.policy import MOST_SEQUENCES, NextUse, Uses
@@ -204,6 +204,10 @@ class Residency:
                 if (job := self._begin(key, urgent=False)) is not None:
                     self._ahead.begin(key)
                     job.ended = self._ahead.ended
+
+    def listen(self, listener: Listener | None) -> None:
+        """Tell `listener` of every piece of an expert that is read; None ends it."""
+        self._loader.listener = listener
 
     def learn(self, heat: Heat) -> None:
         """Begin with what earlier runs needed, and leave what this one needed when it is closed."""
