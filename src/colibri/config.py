@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,25 @@ def _tuple(name: str, values: Any, expected: str) -> tuple[Any, ...]:
         except TypeError:  # an array without dimensions
             pass
     refuse(name, values, expected)
+
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: 2.5G and 2.5GiB are in units of 1024, 2.5GB of 1000 as for files; or plain bytes.
+
+    Raises ValueError that says what to write.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write it as 2.5G, 800M or bytes")
+    unit = 1000 if (match[3] or "").upper() == "B" else 1024
+    size = int(float(match[1]) * unit ** _POWERS[match[2].upper()])
+    if size < 1:
+        raise ValueError(f"{text!r} is less than a byte; write it as 2.5G, 800M or bytes")
+    return size
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:

@@ -101,7 +101,7 @@ def test_many_ids_are_counted_before_they_are_looked_at(load: Load) -> None:
     [
         (lambda model: model.infer(5), "prompt: found 5, expected a list of token ids"),
         (lambda model: model.infer(b"abc"), "prompt: found b'abc', expected a list"),
-        (lambda model: model.generate(["a", "b"]), "prompt: found 'a' among the ids"),
+        (lambda model: model.generate(["a", 5]), "prompt: found 'a' among the ids"),
         (lambda model: model.generate("x", {"top_k": 1}), r"params: found {'top_k': 1}, expected .*SamplingParams"),
         (lambda model: model.generate("x", {}), "params: found {}"),
         (lambda model: SamplingParams(logit_bias=5), "logit_bias: found 5, expected a table or pairs"),

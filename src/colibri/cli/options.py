@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import Any
 
 import click
 
-from colibri.config import MAX_GUESSES, REPETITION_PENALTIES, LoadOptions, Speculate, check_path
+from colibri.config import MAX_GUESSES, REPETITION_PENALTIES, LoadOptions, Speculate, check_path, parse_bytes
 from colibri.errors import ArgumentError
 from colibri.hub.reference import parse
 
 Decorated = Callable[..., Any]
 
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
 
 
 class Size(click.ParamType[int]):
-    """A number of bytes: 2.5G and 2.5GiB are in units of 1024, 2.5GB of 1000 as for files; or plain bytes."""
+    """A number of bytes, as config.parse_bytes takes them."""
 
     name = "size"
 
@@ -32,13 +29,10 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a size; write it as 2.5G, 800M or bytes", param, ctx)
-        unit = 1000 if (match[3] or "").upper() == "B" else 1024
-        size = int(float(match[1]) * unit ** _POWERS[match[2].upper()])
-        if size < 1:
-            self.fail(f"{value!r} is less than a byte; write it as 2.5G, 800M or bytes", param, ctx)
+        try:
+            size = parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         if size < self._least:
             self.fail(f"{value!r} is {size} bytes; give a unit, as 2.5G or 800M", param, ctx)
         return size

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set as AbstractSet
+from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from colibri.config import SamplingParams, shown
+from colibri.config import SamplingParams, parse_bytes, shown
 from colibri.errors import ArgumentError
 
 
@@ -38,10 +39,31 @@ def check_ids(ids: Any, size: int, most: int) -> list[int]:
     return [int(value) for value in values]
 
 
-def check_params(params: SamplingParams | None) -> SamplingParams:
-    """The parameters, by default SamplingParams()."""
+def check_params(params: SamplingParams | None, changes: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The parameters, by default SamplingParams(), with some changed by name."""
     if params is None:
-        return SamplingParams()
+        params = SamplingParams()
     if not isinstance(params, SamplingParams):
         raise ArgumentError(f"params: found {shown(params)}, expected colibri.SamplingParams(...) or None")
-    return params
+    names = [field.name for field in fields(SamplingParams)]
+    for name in changes or ():
+        if name not in names:
+            raise ArgumentError(f"{name}: is no sampling parameter; there are {', '.join(names)}")
+    return replace(params, **changes) if changes else params
+
+
+def check_ram(ram: int | str | None) -> int | None:
+    """Bytes, which a text may name as 2.5G."""
+    if not isinstance(ram, str):
+        return ram
+    try:
+        return parse_bytes(ram)
+    except ValueError as error:
+        raise ArgumentError(f"ram: {error}") from None
+
+
+def many_prompts(prompt: Any) -> bool:
+    """Whether these are several prompts: a list of texts, or of lists of ids."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return all(isinstance(each, str) for each in prompt) or all(isinstance(each, list | tuple) for each in prompt)

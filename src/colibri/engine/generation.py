@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 
-from colibri.config import Token
+from colibri.config import Token, shown
 from colibri.engine.engine import Engine
 from colibri.engine.sequence import FinishReason, Sequence
 from colibri.engine.statistics import Timings, timings
@@ -25,16 +27,37 @@ class Generation(Iterator[Token]):
         self._sequence = sequence
         self._load_s = load_s
         self.notes = notes
+        self._made: deque[Token] = deque()  # not yielded yet
         self._parts: list[str] = []
         engine.add(sequence)
 
     def __next__(self) -> Token:
+        if not self._made and not self._wait():
+            raise StopIteration
+        return self._made.popleft()
+
+    def _wait(self) -> bool:
+        """Step until there is another token; False at the end."""
         self._engine.advance(self._sequence)
         if not self._sequence.output:
-            raise StopIteration
+            return False
         token = self._sequence.output.popleft()
         self._parts.append(token.text)
+        self._made.append(token)
+        return True
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Token:
+        token = await asyncio.to_thread(next, self, None)
+        if token is None:
+            raise StopAsyncIteration
         return token
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or "goes on"
+        return f"<colibri.Generation {state}, {len(self.ids)} tokens: {shown(''.join(self._parts))}>"
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -60,7 +83,9 @@ class Generation(Iterator[Token]):
 
     @property
     def text(self) -> str:
-        """The text of the tokens yielded so far."""
+        """The whole text: waits for what is not generated yet, which iteration yields all the same."""
+        while self._wait():
+            pass
         return "".join(self._parts)
 
     @property

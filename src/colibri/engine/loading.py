@@ -11,6 +11,7 @@ from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
 from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path
+from colibri.engine.arguments import check_ram
 from colibri.engine.copies import states_of_guesses
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
@@ -42,7 +43,7 @@ CHUNK_SHARE = 16  # of the room for slots: what a longer chunk may take
 def load(
     path: str | os.PathLike[str] | None = None,
     *,
-    ram: int | None = None,
+    ram: int | str | None = None,
     threads: int | None = None,
     context: int | None = None,
     precision: Precision = "fast",
@@ -54,15 +55,16 @@ def load(
 ) -> Model:
     """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
 
-    ram: bytes that the process may take; experts beyond it are read when they are needed. context: tokens of one
-    sequence, by default the model's own up to 4096. See LoadOptions. Without a path, COLIBRI_MODEL names the model.
+    ram: bytes that the process may take, or a text as "2.5G" (GiB); experts beyond it are read when they are needed.
+    context: tokens of one sequence, by default the model's own up to 4096. See LoadOptions. Without a path,
+    COLIBRI_MODEL names the model.
     Raises ColibriError's kinds: FileError, FormatError, UnsupportedError, MemoryBudgetError, ArgumentError.
     """
     return open_model(
         LoadOptions(
-            path=None if path is None else check_path("path", path), ram=ram, threads=threads, context=context,
-            precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes, kv_type=kv_type,
-            speculate=speculate,
+            path=None if path is None else check_path("path", path), ram=check_ram(ram), threads=threads,
+            context=context, precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
+            kv_type=kv_type, speculate=speculate,
         )
     )  # fmt: skip
 

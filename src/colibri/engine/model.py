@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colibri.config import SamplingParams, check_integer, check_path, shown
-from colibri.engine.arguments import check_ids, check_params, known_length
+from colibri.engine.arguments import check_ids, check_params, known_length, many_prompts
 from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
 from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
@@ -112,15 +112,35 @@ class Model:
         check_integer("first", first, 0)
         self.engine.infer_rows(self._check_ids(ids), see, first)
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Generation:
-        """Continue a text or ids: an iterator of Token(id, text, logprob).
+    @overload
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **changes: Any
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None, **changes: Any
+    ) -> list[Generation]: ...
+    def generate(
+        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | None = None, **changes: Any,
+    ) -> Generation | list[Generation]:  # fmt: skip
+        """Continue a text or ids: an iterator of Token(id, text, logprob). For a list of prompts, a list of them.
 
-        A text is encoded with the begin token where the checkpoint asks for it. Raises ArgumentError and
-        ContextFullError at once, NumericalError and FileError while it goes on.
+        Several go through the layers together, whichever is waited for. changes: parameters by name, as
+        temperature=0. A text is encoded with the begin token where the checkpoint asks for it. Raises ArgumentError
+        and ContextFullError at once, NumericalError and FileError while it goes on.
         """
         self._check_open()
+        wanted = check_params(params, changes)
+        if not many_prompts(prompt):
+            return self._continue(cast("str | Sequence[int]", prompt), wanted)
+        texts = isinstance(prompt[0], str)
+        prompts = [self._check_ids(self._encode(each) if isinstance(each, str) else cast(Any, each)) for each in prompt]
+        return [self._start(ids, wanted, continues=texts) for ids in prompts]
+
+    def _continue(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
         ids = self._encode(prompt) if isinstance(prompt, str) else prompt
-        return self._start(ids, check_params(params), continues=isinstance(prompt, str))
+        return self._start(ids, params, continues=isinstance(prompt, str))
 
     def chat(
         self,
@@ -129,16 +149,18 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        **changes: Any,
     ) -> Generation:
         """The next message of a conversation, [{"role": "user", "content": "..."}], by the checkpoint's template.
 
-        `variables` go to the template (such as enable_thinking). Raises ArgumentError where the template refuses.
+        `variables` go to the template (such as enable_thinking). changes: sampling parameters by name. Raises
+        ArgumentError where the template refuses.
         """
         self._check_open()
-        check_params(params)
+        wanted = check_params(params, changes)
         text = self.tokenizer.render_chat(messages, tools=tools, variables=variables)
         self._check_length(text)
-        return self._start(self.tokenizer.encode(text, add_special=False), check_params(params), continues=False)
+        return self._start(self.tokenizer.encode(text, add_special=False), wanted, continues=False)
 
     def _encode(self, text: str) -> list[int]:
         self._check_length(text)
@@ -279,6 +301,16 @@ class Model:
         """Take a replacement back; False when there was none."""
         self._check_open()
         return revert_expert(self.experts.store, expert)
+
+    def __repr__(self) -> str:
+        size = self.describe()
+        count = size["parameters"]
+        parameters = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+        return (
+            f"<colibri.Model {size['name']}: {size['architecture']}, {size['layers']} layers, "
+            f"{size['experts_per_token']} of {size['experts']} experts, {parameters} parameters, "
+            f"{size['quantization']}, context {self.context}{', closed' if self._closed else ''}>"
+        )
 
     # ---- its end -------------------------------------------------------------------------------------------------
 
