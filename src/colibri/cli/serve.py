@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +49,19 @@ if TYPE_CHECKING:
 @click.option("--hang", type=click.FloatRange(5), default=60.0, show_default=True,
               help="Seconds in which the engine may get nowhere before it is killed and started again.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse requests with unknown fields, which are ignored otherwise.")
+@click.option("--access-log/--no-access-log", "access", default=True, show_default=True,
+              help="A line for each request: id, status, tokens, seconds in the queue, to the first token, in all.")
+@click.option("--log-format", "log_format", type=click.Choice(["plain", "json"]), default="plain", show_default=True,
+              help="How lines of the log are written to stderr; json: an object a line.")  # fmt: skip
 @click.option("--name", help="What clients call the model. Default: its own name.")
 def command(
     options: LoadOptions, host: str, port: int, api_key: str | None, api_key_file: Path | None, open_to_all: bool,
     allowed_host: tuple[str, ...], cors_origin: tuple[str, ...], root_path: str, trusted_proxy: tuple[str, ...],
     sequences: int, chunk: int, queue: int, body_limit: int, drain: float, keep_alive: float, client_timeout: float,
-    hang: float, strict: bool, name: str | None,
+    hang: float, strict: bool, access: bool, log_format: str, name: str | None,
 ) -> int:  # fmt: skip
     """Serve an OpenAI-compatible API and a page to look at."""
-    run, settings_type = _server()
+    run, settings_type, set_up = _server()
     if api_key is None:  # not left to click, for which an empty variable is none
         api_key = os.environ.get("COLIBRI_API_KEY")
     settings = settings_type(
@@ -69,7 +72,7 @@ def command(
         body_bytes=body_limit, drain_s=drain, keep_alive_s=keep_alive, client_timeout_s=client_timeout,
         hang_s=hang, strict=strict, model_name=name,
     )  # fmt: skip
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    set_up(log_format, access)
     run(settings, _announce)
     return 0
 
@@ -85,15 +88,16 @@ def _keys(path: Path) -> tuple[str, ...]:
     return keys
 
 
-def _server() -> tuple[Any, Any]:
+def _server() -> tuple[Any, Any, Any]:
     try:
+        from colibri.server.access_log import set_up
         from colibri.server.app import run
         from colibri.server.settings import ServerSettings
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("colibri"):
             raise
         raise UnsupportedError(f'serve: {error}; install the extra, in a clone: pip install ".[serve]"') from None
-    return run, ServerSettings
+    return run, ServerSettings, set_up
 
 
 def _announce(service: Service, ready: Ready, url: str) -> None:

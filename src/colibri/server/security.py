@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from colibri.server.access_log import Access, current
 from colibri.server.connections import MAX_HEADER_BYTES, headers_too_large
 from colibri.server.hosts import LOOPBACK_NAMES, Place, Rule, address_of, host_rule, networks, origin_rule
 from colibri.server.metrics import Metrics
@@ -47,7 +48,9 @@ class Gate:
         given = scope
         scope = _without_root(forwarded(scope, self._proxies), self._root)
         headers = Headers(scope=scope)
-        status, extra = 500, [*_SAFE_HEADERS]
+        access = Access.of({**scope, "method": given["method"]}, headers)
+        status, extra = 500, [*_SAFE_HEADERS, (b"x-request-id", access.request_id.encode())]
+        token = current.set(access)
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -69,7 +72,11 @@ class Gate:
         except ApiError as error:
             await json_response(error.body(scope["path"]), error.status, error.headers)(scope, receive, answer)
         finally:
+            current.reset(token)
             self._metrics.requests.labels(_known_path(scope), str(status)).inc()
+            access.status = status
+            if status >= 400 or not _watches(scope["path"]):
+                access.write()
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
@@ -121,6 +128,11 @@ class Gate:
             return origin == "null" and None in self._origins
         rules = [*self._hosts, *(rule for rule in self._origins if rule is not None)]
         return any(rule.matches(place) for rule in rules)
+
+
+def _watches(path: str) -> bool:
+    """Whether these are the questions of who only looks, which come all the time."""
+    return path in ("/", "/health", "/metrics", "/live", "/favicon.ico") or path.startswith("/page/")
 
 
 def _without_root(scope: Scope, root: str) -> Scope:

@@ -13,6 +13,7 @@ from colibri.engine.model import model_path
 from colibri.errors import ColibriError
 from colibri.machine import resident_bytes
 from colibri.models.registry import open_checkpoint
+from colibri.server.access_log import Access, current
 from colibri.server.fields import Fields
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
@@ -36,6 +37,7 @@ class _Clock:
 
     submitted: float = field(default_factory=time.monotonic)
     last: float = 0.0
+    access: Access | None = field(default_factory=current.get)
 
 
 class Service:
@@ -174,6 +176,8 @@ class Service:
         self.admit(len(commands), reports)
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         self._reports += reports
+        if (access := current.get()) is not None:
+            access.prompted(sum(len(command.ids) for command in commands))
         tickets = [self.supervisor.submit(command, outputs) for command in commands]
         self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
         return Outputs(self, tickets, outputs, reports)
@@ -196,6 +200,8 @@ class Service:
         if clock is None:
             return
         now = time.monotonic()
+        if clock.access is not None:
+            clock.access.went_on(len(output.tokens), computed=output.prefilled > 0)
         if output.tokens:
             self.live.tokens(len(output.tokens))
             if not clock.last:

@@ -199,6 +199,9 @@ class Supervisor:
                 self.stats = event
                 self.on_stats(event)
             case protocol.Ready():
+                if self.restarts:
+                    took = time.monotonic() - engine.started
+                    log.warning("the engine is ready again, %.1f s after it was started", took)
                 self.ready, self.failure = event, None
                 if self._watching:
                     engine.send(protocol.Watch(True))
