@@ -127,7 +127,8 @@ def make_plan(
             f"process, {readable(slots_bytes(least))} the experts of one layer"
             + (f", {readable(beside)} the web server)" if beside else ")")
         )
-        raise MemoryBudgetError(_too_little(budget + beside, floor + beside, parts, machine))
+        less = ("fewer --sequences, " if beside else "") + "a smaller --context or --kv-type q8_0"
+        raise MemoryBudgetError(_too_little(budget + beside, floor + beside, parts, less, machine))
     token_bytes = experts_per_token * sum(store.slot_bytes(layer) for layer in store.moe_layers())
     room = budget - needs.total - HUGE_PAGE * len(totals)
     plan = Plan(budget, floor, needs, totals, least, room, token_bytes, ())
@@ -140,12 +141,13 @@ def make_plan(
     return replace(plan, notes=(note,))
 
 
-def _too_little(budget: int, floor: int, parts: str, machine: MachineMemory | None) -> str:
+def _too_little(budget: int, floor: int, parts: str, less: str, machine: MachineMemory | None) -> str:
     enough = f"use --ram {-(-floor // MIB)}M or more"
     if machine is None:
-        return f"--ram {readable(budget)} is below the floor of this model: {readable(floor)} {parts}; {enough}"
+        floors = f"is below the floor of this model: {readable(floor)} {parts}"
+        return f"--ram {readable(budget)} {floors}; {enough}, or {less}"
     most = machine.resident + machine.available
-    advice = "end other programs or raise the container's limit, or use a smaller --context or --kv-type q8_0"
+    advice = f"end other programs or raise the container's limit, or use {less}"
     if floor <= most:
         advice = f"{enough} to take a part of what is left to the system, or {advice}"
     return (

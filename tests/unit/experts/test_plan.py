@@ -51,6 +51,7 @@ def test_below_the_floor_beside_another_process(store: ExpertStore) -> None:
     """The number counts the other process: with it, this one has enough."""
     with pytest.raises(MemoryBudgetError, match=r"--ram 150.0 MiB is below .* 100.0 MiB the web server") as refusal:
         make_plan(store, CHOSEN, NEEDS, 50 * MIB, beside=100 * MIB)
+    assert str(refusal.value).endswith("or more, or fewer --sequences, a smaller --context or --kv-type q8_0")
     enough = re.search(r"use --ram (\d+)M", str(refusal.value))
     assert enough is not None
     make_plan(store, CHOSEN, NEEDS, (int(enough[1]) - 100) * MIB, beside=100 * MIB)
