@@ -218,6 +218,32 @@ def test_a_prediction_is_guessed() -> None:
         assert model.engine.steps - steps <= 10
 
 
+def test_a_prediction_of_tokens_that_are_not_there_is_refused() -> None:
+    with colibri.load() as model:
+        for ids in ([10**9], [-1], ["a"], [5, 1.5]):
+            with pytest.raises(ArgumentError, match="prediction: "):
+                model.sequence(PROMPT, SamplingParams(), prediction=ids)  # type: ignore[arg-type]
+
+
+class Broken(Spelled):
+    """A constraint that fails while its text goes on."""
+
+    def forced(self) -> list[int]:
+        raise ArgumentError("the grammar has become too complex")
+
+
+def test_a_constraint_that_cannot_be_asked_ends_its_sequence() -> None:
+    with colibri.load(speculate=2) as model:
+        params = SamplingParams(max_tokens=30, temperature=0.0)
+        sequence = model.sequence([5, 6, 7], params, constraint=Broken([9, 30, 31], model.spec.vocab_size))
+        model.engine.add(sequence)
+        while sequence.finish_reason is None:
+            model.engine.step()
+        assert "too complex" in str(sequence.error)
+        assert model.engine.cache.free_blocks == model.engine.cache.blocks
+        assert answer(model, temperature=0.0)
+
+
 @pytest.mark.parametrize("value", [-1, 16, 1.5, "on", None, True])
 def test_what_is_no_setting_is_refused(value: Any) -> None:
     with pytest.raises(ArgumentError, match="speculate"):

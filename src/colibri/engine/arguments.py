@@ -21,21 +21,21 @@ def known_length(ids: Any) -> int | None:
         return None
 
 
-def check_ids(ids: Any, size: int, most: int) -> list[int]:
+def check_ids(ids: Any, size: int, most: int, name: str = "prompt") -> list[int]:
     """The ids as integers, `most` + 1 at most; ArgumentError unless there are some, all below `size`."""
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes | bytearray | Mapping | AbstractSet | type):
-        raise ArgumentError(f"prompt: found {shown(ids)}, expected a list of token ids")
+        raise ArgumentError(f"{name}: found {shown(ids)}, expected a list of token ids")
     try:
         values = list(islice(ids, most + 1))
     except TypeError:  # an array without dimensions
-        raise ArgumentError(f"prompt: found {shown(ids)}, expected a list of token ids") from None
+        raise ArgumentError(f"{name}: found {shown(ids)}, expected a list of token ids") from None
     if not values:
-        raise ArgumentError("prompt: found no tokens, expected at least one")
+        raise ArgumentError(f"{name}: found no tokens, expected at least one")
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ArgumentError(f"prompt: found {shown(value)} among the ids, expected integers")
+            raise ArgumentError(f"{name}: found {shown(value)} among the ids, expected integers")
         if not 0 <= value < size:
-            raise ArgumentError(f"prompt: token id {shown(value)} at position {position}, expected 0..{size - 1}")
+            raise ArgumentError(f"{name}: token id {shown(value)} at position {position}, expected 0..{size - 1}")
     return [int(value) for value in values]
 
 

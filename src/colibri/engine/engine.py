@@ -170,8 +170,6 @@ class Engine:
         work = schedule(self._running, self._chunk)
         control = self._control if self.decoder.tap is None else None  # who watches tokens sees one a step
         decodes = control is not None and control.looks() and not any(item.sequence.pending > 1 for item in work)
-        if decodes:
-            work = self._guess(work)
         if not work:
             return
         self.steps += 1
@@ -179,6 +177,8 @@ class Engine:
         if any(item.sequence.nears_next_block for item in work):
             self.cache.make_ready()
         try:
+            if decodes:
+                work = self._guess(work)
             self._forward(work)
             if decodes and self._control is not None:
                 self._control.note(sum(item.all_rows for item in work), time.perf_counter() - start)

@@ -190,6 +190,8 @@ class Model:
         (hidden,). Raises ArgumentError and ContextFullError.
         """
         ids = self._check_ids(prompt)
+        if len(prediction):
+            prediction = check_ids(prediction, self.spec.vocab_size, len(prediction), "prediction")
         room = self.context - len(ids)
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         decoder = None

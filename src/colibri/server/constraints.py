@@ -6,6 +6,7 @@ masks the logits, so a text that ends by itself always matches.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -171,4 +172,4 @@ class GrammarConstraint:
     def forced(self) -> list[int]:
         """Tokens of the only text that may come next, as far as there is only one."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        return tokens
+        return list(itertools.takewhile(lambda token: token < len(self._allowed), tokens))
