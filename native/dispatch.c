@@ -12,6 +12,7 @@ enum {
 
 const struct type_info type_info[TYPE_COUNT] = {
 #define FLOAT(NAME, name, code, bytes) {#NAME, code, 1, bytes, A_F32, TILE_ROWS * bytes},
+#define SCALED(NAME, name, values, bytes, tile) {#NAME, -1, values, bytes, A_F32, tile},
 #define INTEGER(NAME, name, code, values, bytes, tile, product) {#NAME, code, values, bytes, ACTIVATION_##product, tile},
 #include "quants/quants.def"
 };

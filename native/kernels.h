@@ -45,6 +45,7 @@ static inline size_t activation_bytes(int activation, int64_t k) {
 
 enum block_type {
 #define FLOAT(NAME, ...) T_##NAME,
+#define SCALED(NAME, ...) T_##NAME,
 #define INTEGER(NAME, ...) T_##NAME,
 #include "quants/quants.def"
     TYPE_COUNT

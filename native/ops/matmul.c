@@ -133,6 +133,12 @@ VEC void columns_q256(int R, int T, bool minima, bytes_function *bytes, size_t s
     }
 }
 
+/* Adds the sums of k % 4 to a column's. */
+VEC void add_four(float *sums, const vf *sum, int first) {
+    const vf total = vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3]));
+    vf_store(sums, vf_add(first ? vf_load(sums) : vf_zero(), total));
+}
+
 /* Four sums a column, by k % 4, because one would wait for itself. `load` takes a value of k of 16 rows, `bytes` a row. */
 typedef vf load_function(const uint8_t *p);
 VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16], const uint8_t *w, const void *const *x,
@@ -156,10 +162,32 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
             vf value = load(w + 16 * bytes * (size_t)(k + i));
             EACH_COLUMN sum[t][i] = vf_fma(value, vf_set1(in[t][k + i]), sum[t][i]);
         }
+    EACH_COLUMN add_four(sums[t], sum[t], first);
+}
+
+/* The same of a format that has a scale for each block of `values`, whose tile takes `bytes`. */
+typedef vf scale_function(const uint8_t *block);
+typedef vf value_function(vb four, int i, vf scale);
+VEC void columns_scaled(int T, value_function *value, scale_function *scale_of, int values, size_t bytes, float (*sums)[16],
+                        const uint8_t *w, const void *const *x, int first, int count, const uint8_t *ahead) {
+    const float *in[FLOAT_COLUMNS];
+    vf sum[FLOAT_COLUMNS][4];
     EACH_COLUMN {
-        vf total = vf_add(vf_add(sum[t][0], sum[t][1]), vf_add(sum[t][2], sum[t][3]));
-        vf_store(sums[t], vf_add(first ? vf_load(sums[t]) : vf_zero(), total));
+        in[t] = (const float *)x[t] + first;
+        VEC_UNROLL for (int i = 0; i < 4; i++) sum[t][i] = vf_zero();
     }
+    for (int k = 0; k < count; w += bytes) {
+        const vf scale = scale_of(w);
+        if (ahead) ask(ahead + (size_t)(k / values) * bytes, (int)bytes);
+        VEC_ROLL for (int g = 0; g < values / 4; g++, k += 4) {
+            const vb four = vb_load(w + 64 * g);
+            VEC_UNROLL for (int i = 0; i < 4; i++) {
+                const vf weight = value(four, i, scale);
+                EACH_COLUMN sum[t][i] = vf_fma(weight, vf_set1(in[t][k + i]), sum[t][i]);
+            }
+        }
+    }
+    EACH_COLUMN add_four(sums[t], sum[t], first);
 }
 
 /* `stride` is from the bytes of one unit of values (formats.h) to the next, `memory` what a unit takes with its scales. */
@@ -174,6 +202,8 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 #define DOT_q256_16(R, T, bytes, stride, memory) OF_Q256(R, T, false, 16, bytes, memory)
 #define DOT_q256_16_min(R, T, bytes, stride, memory) OF_Q256(R, T, true, 16, bytes, memory)
 #define DOT_f32(R, T, load, bytes, memory) (void)panels, columns_f32(T, load, bytes, sums, packed, x, first, count, ahead)
+#define DOT_scaled(R, T, name, values, memory) \
+    (void)panels, columns_scaled(T, value_##name, scale_##name, values, memory, sums, packed, x, first, count, ahead)
 
 #define COLUMNS(dot, R, T, bytes, stride, memory)                                                                  \
     static void dot##_##bytes##_##T(float (*sums)[16], const void *panels, const uint8_t *packed,                  \
@@ -202,6 +232,7 @@ VEC void columns_f32(int T, load_function *load, size_t bytes, float (*sums)[16]
 #endif
 PRODUCTS(PANELS)
 #define FLOAT(NAME, name, code, bytes) TABLE(6, f32, 1, load_##name, bytes, 0)
+#define SCALED(NAME, name, values, bytes, tile) TABLE(6, scaled, 1, name, values, tile)
 #define INTEGER(NAME, name, code, values, block_bytes, tile_bytes, product) \
     PACKED(product, bytes_##name, STRIDE_##NAME, tile_bytes / (values / UNIT_##product))
 #include "quants/quants.def"
@@ -311,6 +342,7 @@ VEC void exact(floats_function *floats, columns_function *const *direct, size_t 
     }
 #define INTEGER(NAME, name, ...) EXACT(NAME, name, NULL)
 #define FLOAT(NAME, name, ...) EXACT(NAME, name, f32_load_##name)
+#define SCALED(NAME, name, ...) EXACT(NAME, name, scaled_##name)
 #include "quants/quants.def"
 
 VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const struct product *p) {
@@ -335,4 +367,5 @@ VEC void matmul(tile_kernel *kernel, int most_tiles, int type, const struct prod
     }
 #define INTEGER(NAME, name, ...) MATMUL(matmul, VEC_TILES, NAME, fast_##name) MATMUL(matmul_exact, 1, NAME, exact_##name)
 #define FLOAT(NAME, name, ...) MATMUL(matmul_exact, 1, NAME, exact_##name)
+#define SCALED(NAME, name, ...) MATMUL(matmul_exact, 1, NAME, exact_##name)
 #include "quants/quants.def"

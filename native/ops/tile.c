@@ -55,5 +55,6 @@ VEC void untile(floats_function *floats_of, int type, float *out, const uint8_t 
         untile(floats_##name, T_##NAME, out, tiles, row, k);                            \
     }
 #define FLOAT(NAME, name, ...) BOTH_WAYS(NAME, name)
+#define SCALED(NAME, name, ...) BOTH_WAYS(NAME, name)
 #define INTEGER(NAME, name, ...) BOTH_WAYS(NAME, name)
 #include "quants/quants.def"

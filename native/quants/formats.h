@@ -3,6 +3,7 @@
 #define COLIBRI_QUANTS_FORMATS_H
 #include "quants/panel.h"
 #include "quants/floats.h"
+#include "quants/f8_e4m3.h"
 #include "block_formats.h" /* made by CMake: the header of each INTEGER format of quants.def */
 
 /* A part of `count` blocks -> panel. */

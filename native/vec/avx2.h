@@ -69,6 +69,7 @@ BINARY(vi_and, vi, _mm256_and_si256)
 BINARY(vi_or, vi, _mm256_or_si256)
 SHIFT(vi_shl, vi, _mm256_slli_epi32)
 SHIFT(vi_shr, vi, _mm256_srli_epi32)
+SHIFT(vi_shr_signed, vi, _mm256_srai_epi32)
 SHIFT(vi_sar, vi, _mm256_srai_epi32)
 VEC __m128i vec_load64(const void *p) { return _mm_loadl_epi64((const __m128i *)p); }
 VEC vi vi_from_i8(const int8_t *p) { return (vi){_mm256_cvtepi8_epi32(vec_load64(p)), _mm256_cvtepi8_epi32(vec_load64(p + 8))}; }

@@ -55,6 +55,7 @@ VEC vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 VEC vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 VEC vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 VEC vi vi_shr(vi a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+VEC vi vi_shr_signed(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 VEC vi vi_sar(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 VEC vi vi_from_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 VEC vi vi_from_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }

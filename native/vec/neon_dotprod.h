@@ -65,6 +65,7 @@ BINARY(vi_and, vi, vandq_s32)
 BINARY(vi_or, vi, vorrq_s32)
 VEC vi vi_shl(vi x, int n) { return EACH(vi, OF_TWO, vshlq_s32, x, vi_set1(n)); }
 VEC vi vi_shr(vi x, int n) { return EACH(vi, OF_TWO, vec_shr, x, vi_set1(n)); }
+VEC vi vi_shr_signed(vi x, int n) { return EACH(vi, OF_TWO, vshlq_s32, x, vi_set1(-n)); }
 VEC vi vi_sar(vi x, int n) { return EACH(vi, OF_TWO, vec_sar, x, vi_set1(n)); }
 VEC vi vec_widen(int16x8_t low, int16x8_t high) {
     return (vi){vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};

@@ -60,6 +60,7 @@ VEC vi vi_sub(vi a, vi b) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] - (u
 VEC vi vi_and(vi a, vi b) { LANES a.lane[i] &= b.lane[i]; return a; }
 VEC vi vi_or(vi a, vi b) { LANES a.lane[i] |= b.lane[i]; return a; }
 VEC vi vi_shl(vi a, int n) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] << n); return a; }
+VEC vi vi_shr_signed(vi a, int n) { LANES a.lane[i] >>= n; return a; }
 VEC vi vi_shr(vi a, int n) { LANES a.lane[i] = (int32_t)((uint32_t)a.lane[i] >> n); return a; }
 VEC vi vi_sar(vi a, int n) { LANES a.lane[i] >>= n; return a; }
 VEC vi vi_from_i8(const int8_t *p) { vi r; LANES r.lane[i] = p[i]; return r; }

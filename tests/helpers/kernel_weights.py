@@ -14,6 +14,7 @@ from colibri import ops
 from colibri.ops import _native
 
 FORMATS = list(ops.BLOCK_TYPES)
+OF_GGUF = [name for name, form in ops.BLOCK_TYPES.items() if form.code >= 0]
 # Where a block has half floats, and which ones make values of about one.
 HALVES: dict[str, dict[int, float]] = {
     "Q4_0": {0: 0.2}, "Q4_1": {0: 0.2, 2: -1.5}, "Q5_0": {0: 0.1}, "Q5_1": {0: 0.1, 2: -1.5}, "Q8_0": {0: 0.015},
@@ -46,6 +47,9 @@ def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weig
     for at, step in HALVES.get(name, {}).items():
         halves = (step * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
         blocks[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if name == "F8_E4M3":
+        blocks[:, :64] -= blocks[:, :64] & 127 == 127  # no NaN
+        blocks[:, 64:] = random.uniform(0.01, 0.02, (len(blocks), 1)).astype(np.float32).view(np.uint8)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(124, 128, len(blocks))
     if name == "NVFP4":

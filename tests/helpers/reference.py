@@ -39,7 +39,7 @@ class Format(NamedTuple):
 
 
 ACTIVATIONS: dict[Literal["f32", "q32", "q256"], tuple[str, ...]] = {
-    "f32": ("F32", "F16", "BF16"),
+    "f32": ("F32", "F16", "BF16", "F8_E4M3"),
     "q32": (
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "NVFP4"),
         *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS"),

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import reference
-from kernel_weights import FORMATS, extreme_weight, instruction_sets, plain, random_weight, tiled
+from kernel_weights import FORMATS, OF_GGUF, extreme_weight, instruction_sets, plain, random_weight, tiled
 
 from colibri import ops
 
@@ -22,7 +22,7 @@ def shape_for(name: str, rows: int) -> tuple[int, int]:
     return rows, 37 if values == 1 else 3 * values
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", OF_GGUF)
 @pytest.mark.parametrize("rows", [1, 16, 37])
 def test_dequantised_tiles_equal_gguf(name: str, rows: int) -> None:
     weight = random_weight(name, *shape_for(name, rows))
@@ -34,7 +34,7 @@ def test_dequantised_tiles_equal_gguf(name: str, rows: int) -> None:
     assert reference.dequantize(*weight).tobytes() == found.tobytes()
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if ops.BLOCK_TYPES[name].values > 1])
+@pytest.mark.parametrize("name", [name for name in OF_GGUF if ops.BLOCK_TYPES[name].values > 1])
 @pytest.mark.parametrize("seed", range(4))
 def test_extreme_blocks_equal_gguf(name: str, seed: int) -> None:
     weight = extreme_weight(name, 32, 12 * ops.BLOCK_TYPES[name].values, seed)
@@ -43,6 +43,21 @@ def test_extreme_blocks_equal_gguf(name: str, seed: int) -> None:
         expected = gguf.quants.dequantize(rows_of_bytes, gguf.GGMLQuantizationType[name])
     for _ in instruction_sets():
         np.testing.assert_array_equal(ops.dequantize(tiled(weight)), expected)
+
+
+@pytest.mark.parametrize("scale", [1, 2.0**-149, 2.0**-120, 0.3, -7.4e35])
+def test_every_byte_of_e4m3(scale: float) -> None:
+    """1.mantissa * 2^(exponent - 7), or 0.mantissa * 2^-6; and a NaN makes all of a block NaN."""
+    sign, exponent, mantissa = np.arange(256) >> 7, np.arange(256) >> 3 & 15, np.arange(256) & 7
+    values = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6)
+    expected = (np.where(sign, -values, values).astype(np.float32) * np.float32(scale)).reshape(4, 64)
+    blocks = np.zeros((4, 68), np.uint8)
+    blocks[:, :64] = np.arange(256).reshape(4, 64)
+    blocks[:, 64:] = np.full((4, 1), scale, np.float32).view(np.uint8)
+    expected[[1, 3]] = np.nan
+    for _ in instruction_sets():
+        found = ops.dequantize(tiled(reference.Weight("F8_E4M3", blocks.tobytes(), (4, 64))))
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -16,11 +16,11 @@ from colibri import ops
 from colibri.conversion.checksums import SourceChecksums
 from colibri.conversion.dequantize import dequantize
 from colibri.conversion.plan import Output
-from colibri.conversion.rows import read_rows
 from colibri.errors import FormatError, starting_threads
 from colibri.weights.file_reader import FileReader
 from colibri.weights.load import to_float32, transformed
 from colibri.weights.quantize import quantize_rows
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.tensor_info import TensorInfo
 
 CHUNK_VALUES: Final = 1 << 21  # 8 MB as float32: enough for a read, little beside a tensor
@@ -112,7 +112,7 @@ class Pieces:
         info, spec = self._output.parts[part], self._output.spec
         order = self._output.order
         k = 1 if (order or info.order) and len(info.shape) == 1 else info.shape[-1]
-        raw = read_rows(info, first, count, k, self._reader)
+        raw = read_rows(info, first, count, fetched_by(self._reader), k)
         ordered = raw if order is None else raw[order.sources(0, count)]
         if info.type == spec.type and spec.type not in ("F32", "F16", "BF16"):
             return raw, ordered.reshape(-1)

@@ -22,8 +22,7 @@ from colibri.errors import FileError
 from colibri.experts.page_cache import PageCache
 from colibri.experts.store import ExpertStore
 from colibri.weights.file_reader import FileReader, changed, identity_of, open_regular, truncated
-from colibri.weights.load import joined
-from colibri.weights.strided import read_strided
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.tensor_info import TensorInfo
 
 ALIGNMENT = 4096  # of address, offset and length of an O_DIRECT read; every block device here accepts it
@@ -104,25 +103,20 @@ class ExpertReader:
 
     def load_piece(self, tensor: ops.Tensor, info: TensorInfo, first: int, count: int) -> None:
         """Read `count` rows from `first` on and tile them into their place."""
-        file = self.open(info.file)
-        if info.strides is not None:
-            read = read_strided(info, first, count, info.shape[1], FileReader()).reshape(-1).data
-        elif info.order is None and info.encoding is None:
-            read = self._stored(info, first, count)
-        else:
-            read = joined(info, first, count, self._stored_rows).reshape(-1).data
-        file.check_unchanged()
-        ops.tile(tensor, read, first, count)
+        fetch = self._stored if info.strides is None else fetched_by(FileReader())  # whose ranges overlap
+        read = read_rows(info, first, count, fetch)
+        for file in {info.file, *(side.file for side in info.sides)}:
+            self.open(file).check_unchanged()
+        ops.tile(tensor, read.reshape(-1).data, first, count)
 
-    def _stored(self, info: TensorInfo, first: int, count: int) -> memoryview:
-        """The bytes of rows as they are stored, in the thread's buffer."""
-        file, row_bytes = self.open(info.file), info.stored_row_bytes
-        offset, nbytes = info.offset + first * row_bytes, count * row_bytes
+    def _stored(self, path: Path, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of a file, in the thread's buffer where they fit."""
+        file = self.open(path)
         direct = file.direct and (self.assume_uncached or not file.cached(offset, nbytes))
-        return self._fetch(file, self._staging(), offset, nbytes, direct)
-
-    def _stored_rows(self, info: TensorInfo, first: int, count: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self._stored(info, first, count), np.uint8).reshape(count, -1).copy()
+        staging = self._staging()
+        if nbytes + 2 * ALIGNMENT > len(staging):
+            staging = memoryview(ops.Memory(nbytes + 2 * ALIGNMENT))
+        return np.frombuffer(self._fetch(file, staging, offset, nbytes, direct), np.uint8)
 
     def close(self) -> None:
         """Close all files, each when the last read of it ends."""

@@ -56,8 +56,11 @@ _TABLE = (
     BlockFormat("Q1_0", 41, 128, 18),
 )
 
+# What is made of the formats of directories (weights/encodings.py): bytes, then their scale. No file of GGUF has them.
+NOT_GGUF = (BlockFormat("F8_E4M3", -1, 64, 68),)
+
 BY_CODE = {block.code: block for block in _TABLE}
-BY_NAME = {block.name: block for block in _TABLE}
+BY_NAME = {block.name: block for block in (*_TABLE, *NOT_GGUF)}
 
 
 def row_bytes(type_name: str, k: int) -> int:

@@ -28,6 +28,9 @@ def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
         bad = (blocks.view("<u4")[:, 0] & 0x7F800000) == 0x7F800000
     elif type_name == "BF16":
         bad = (blocks.view("<u2")[:, 0] & 0x7F80) == 0x7F80
+    elif type_name == "F8_E4M3":
+        scale = np.ascontiguousarray(blocks[:, 64:]).view("<u4")[:, 0]
+        bad = ((scale & 0x7F800000) == 0x7F800000) | ((blocks[:, :64] & 0x7F) == 0x7F).any(axis=1)
     elif type_name == "MXFP4":
         bad = blocks[:, 0] == 0xFF
     elif type_name == "IQ1_M":  # the half float is in the highest four bits of four numbers of 16

@@ -18,7 +18,7 @@ from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.family import MORE_THAN_ONE, REQUIRED, Directory, Families, Family
 from colibri.weights.json_file import read_object
 from colibri.weights.metadata import Metadata
-from colibri.weights.paired import ENCODINGS, with_scales
+from colibri.weights.paired import METHODS, with_sides
 from colibri.weights.repository_name import repository_name
 from colibri.weights.safetensors import supported
 from colibri.weights.tensor_info import TensorInfo, with_row_orders
@@ -47,9 +47,8 @@ def read_huggingface(
     metadata = _metadata(config, family, directory, repository_name(path) or path.resolve().name)
     layers = metadata.integer(f"{metadata.text('general.architecture')}.block_count", low=1, high=1 << 16)
     kept, notes = _skip(directory, layers, read_weights(path))
-    method = _quantization(config)
-    if method is not None:
-        kept = with_scales(kept, *ENCODINGS[method])
+    if _quantization(config) is not None:
+        kept = with_sides(kept, config)
     tensors = with_row_orders(_tensors(config, directory, kept), directory.row_orders(metadata))
     _check_layers(config, directory, layers, tensors)
     return family, metadata, tensors, notes
@@ -107,9 +106,9 @@ def _family(config: Metadata, families: Families) -> Family:
 
 def _check_supported(config: Metadata, directory: Directory) -> None:
     method = _quantization(config)
-    if method is not None and method not in ENCODINGS:
+    if method is not None and method not in METHODS:
         raise UnsupportedError(
-            f"{config.source}: quantization_config {method!r:.80}: of quantised safetensors {', '.join(ENCODINGS)} is "
+            f"{config.source}: quantization_config {method!r:.80}: of quantised safetensors {', '.join(METHODS)} are "
             "read; use the unquantised checkpoint or a GGUF file"
         )
     for name, allowed in directory.expects.items():

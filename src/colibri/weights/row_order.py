@@ -53,7 +53,7 @@ def adjacent_pairs(head: int, first: int = 0, rotary: int | None = None) -> RowO
     return RowOrder(head, (*range(first), *turned, *range(first + rotary, head)))
 
 
-def read_rows(order: RowOrder | None, first: int, count: int, read: Callable[[int, int], Bytes]) -> Bytes:
+def read_in_order(order: RowOrder | None, first: int, count: int, read: Callable[[int, int], Bytes]) -> Bytes:
     """(count, bytes): rows first .. first + count. read(first, count) gives stored rows, (count, bytes)."""
     if order is None:
         return read(first, count)

@@ -20,6 +20,27 @@ Layout = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """What stands beside a tensor's rows: each `each` of them, counted from row `first` on, have a row of it in common.
+
+    of_expert: how many rows of it each expert has, where they begin anew with every expert of a merged tensor.
+    """
+
+    file: Path
+    offset: int
+    row_bytes: int
+    each: int = 1
+    first: int = 0
+    of_expert: int = 0
+
+    def expert(self, index: int, rows: int) -> Side:
+        """What stands beside one of the parts of so many stored rows."""
+        if self.of_expert:
+            return replace(self, offset=self.offset + index * self.of_expert * self.row_bytes, of_expert=0)
+        return replace(self, first=self.first + index * rows)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of a checkpoint.
 
@@ -28,8 +49,8 @@ class TensorInfo:
     order: which stored rows these are, where the file holds them in another order or has others between them; shape and
     nbytes are those of the tensor, not of what is stored.
     columns: the same of the values of each row, of types whose values stand alone.
-    scales: of a tensor in another encoding the bytes that stand beside it, a row for each of its rows; type, shape and
-    nbytes are then those that it is read as.
+    sides: of a tensor in another encoding what stands beside it, in the order in which the encoding takes it; type,
+    shape and nbytes are then those that it is read as.
     transform: the name in load.TRANSFORMS of what the values go through, of small tensors of floats.
     transpose_of: the tensor (heads, k, rows) of which these are the matrices (rows, k), transposed. Type and nbytes are
     those that it is read as: F16 where that one has blocks of several values.
@@ -49,7 +70,7 @@ class TensorInfo:
     strides: tuple[int, ...] | None = None
     transform: str | None = None
     encoding: Encoding | None = None
-    scales: TensorInfo | None = None
+    sides: tuple[Side, ...] = ()
     columns: RowOrder | None = None
     transpose_of: TensorInfo | None = None
 
@@ -86,7 +107,7 @@ class TensorInfo:
             offset=self.offset + index * stride,
             nbytes=nbytes,
             expert_stride=None,
-            scales=None if self.scales is None else self.scales.expert(index),
+            sides=tuple(side.expert(index, rows) for side in self.sides),
             strides=None if self.strides is None else self.strides[1:],
         )
 
@@ -101,10 +122,11 @@ class TensorInfo:
         if len(self.shape) != 3 or self.shape[1] % 2:
             raise FormatError(f"{self.file}: {self.name} has shape {self.shape}, (experts, 2 * rows, k) is expected")
         experts, rows, k = self.shape
-        stride = rows * self.row_bytes if self.expert_stride is None else self.expert_stride
-        row = self.row_bytes if self.strides is None else self.strides[1] * self.value_bytes
+        stride = rows * self.stored_row_bytes if self.expert_stride is None else self.expert_stride
+        row = self.stored_row_bytes if self.strides is None else self.strides[1] * self.value_bytes
         part = replace(self, name=first, shape=(experts, rows // 2, k), nbytes=self.nbytes // 2, expert_stride=stride)
-        return part, replace(part, name=second, offset=self.offset + rows // 2 * row)
+        sides = tuple(replace(side, first=side.first + rows // 2) for side in self.sides)
+        return part, replace(part, name=second, offset=self.offset + rows // 2 * row, sides=sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from checkpoint_files import directory_config, directory_tensors, write_director
 from torch_files import Storage, Tensor, permuted, save, save_old, write_zip
 
 from colibri.conversion.convert import Options, convert
-from colibri.conversion.rows import read_rows
 from colibri.conversion.source import open_source
 from colibri.conversion.torch_file import read_file
 from colibri.errors import ColibriError, FileError, FormatError, UnsupportedError
 from colibri.weights.file_reader import FileReader
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.tensor_info import TensorInfo
 
 RNG = np.random.default_rng(5)
@@ -110,9 +110,9 @@ def test_values_that_are_there_once_for_all_rows(tmp_path: Path) -> None:
     for name, expected in (("w", np.tile(row, (4, 1))), ("v", np.tile(row, (4, 1)).T), ("n", np.zeros((2, 2)))):
         (rows, k), tensor = found[name].shape, found[name]
         info = TensorInfo(name, "F32", (rows, k), tensor.file, tensor.offset, tensor.nbytes, strides=tensor.strides)
-        values = read_rows(info, 0, rows, k, reader).view(np.float32)
+        values = read_rows(info, 0, rows, fetched_by(reader), k).view(np.float32)
         np.testing.assert_array_equal(values, expected)
-        np.testing.assert_array_equal(read_rows(info, 1, 1, k, reader).view(np.float32), expected[1:2])
+        np.testing.assert_array_equal(read_rows(info, 1, 1, fetched_by(reader), k).view(np.float32), expected[1:2])
 
 
 def test_files_of_before_pytorch_1_6(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def random_blocks(type: str, rows: int, k: int) -> np.ndarray:
     return blocks
 
 
-@pytest.mark.parametrize("type", ref.FORMATS)
+@pytest.mark.parametrize("type", [name for name, form in ref.FORMATS.items() if form.code >= 0])
 def test_dequantize_equals_gguf_package(type: str) -> None:
     blocks = random_blocks(type, 3, 512)
     ours = ref.dequantize(type, blocks.tobytes(), (3, 512))

@@ -166,7 +166,7 @@ def test_yarn_mscale(tmp_path: Path) -> None:
         ({"model_type": "jamba"}, UnsupportedError, "model_type 'jamba'"),
         ({"model_type": 3}, FormatError, "model_type"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantization_config 'fp8'"),
+        ({"quantization_config": {"quant_method": "eetq"}}, UnsupportedError, "quantization_config 'eetq'"),
         ({"rope_scaling": {"type": "longrope", "factor": 4}}, UnsupportedError, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, FormatError, "factor is missing"),
         ({"rope_scaling": {"type": ["linear"]}}, FormatError, "type is list"),

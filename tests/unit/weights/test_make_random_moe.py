@@ -33,7 +33,7 @@ def tool() -> Any:
     return module
 
 
-@pytest.mark.parametrize("kind", list(ops.BLOCK_TYPES))
+@pytest.mark.parametrize("kind", [name for name, form in ops.BLOCK_TYPES.items() if form.code >= 0])
 @pytest.mark.parametrize("deviation", [0.02, 0.5])
 def test_blocks_have_the_deviation(tool: Any, kind: str, deviation: float) -> None:
     spec = TensorSpec("t", kind, (64, 1024))

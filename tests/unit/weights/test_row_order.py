@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colibri.weights.row_order import RowOrder, adjacent_pairs, read_rows
+from colibri.weights.row_order import RowOrder, adjacent_pairs, read_in_order
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -36,7 +36,7 @@ def test_any_part_of_the_rows(order: RowOrder | None, first: int, count: int) ->
         reads.append(wanted)
         return rows[at : at + wanted]
 
-    np.testing.assert_array_equal(read_rows(order, first, count, read), whole[first : first + count])
+    np.testing.assert_array_equal(read_in_order(order, first, count, read), whole[first : first + count])
     assert sum(reads) <= 4 * count
 
 
