@@ -62,6 +62,11 @@ VEC void interleave16(uint8_t *out, struct rows rows, size_t offset) {
     for (int row = 0; row < 16; row++) memcpy(out + 2 * row, rows.first + (size_t)row * rows.stride + offset, 2);
 }
 
+/* The 32-bit values at `offset` of every row -> [row] */
+VEC void interleave32(uint8_t *out, struct rows rows, size_t offset) {
+    for (int row = 0; row < 16; row++) memcpy(out + 4 * row, rows.first + (size_t)row * rows.stride + offset, 4);
+}
+
 /* Bits of 32 values as the formats with a plane of single bits have them: bit 4 g + i -> bit g of byte i, where
  * four neighbours are the same bit of the bytes of a lane. By swapping the bits of a bit's number. */
 VEC uint32_t bits_by_byte(uint32_t x) {
@@ -93,6 +98,11 @@ VEC void scales_and_minima(struct panel *p, const uint8_t *in, int count) {
         vf_store(p->scale[b], scale16(in + 64 * b));
         vf_store(p->scale[MINIMA + b], vf_sub(vf_set1(-0.0f), scale16(in + 64 * b + 32)));
     }
+}
+
+/* Scales [row] that are floats, times a power of 2. */
+VEC void float_scales(struct panel *p, const uint8_t *in, int count, float factor) {
+    for (int s = 0; s < count; s++) vf_store(p->scale[s], vf_mul(vf_load((const float *)(const void *)(in + 64 * s)), vf_set1(factor)));
 }
 
 /* Nibbles 4 g .. 4 g + 3 of 32: k = 0..15 are in the low, 16..31 in the high nibbles of [4][row][4]. */

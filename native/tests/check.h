@@ -60,6 +60,8 @@ static inline uint8_t *random_plain(int type, int rows, int k) {
         case T_F16: put_f16(block, fabsf(x) + 0.001f), block[1] |= (uint8_t)(bits >> 24 & 0x80); break;
         case T_F8_E4M3: for (int j = 0; j < 64; j++) if ((block[j] & 127) == 127) block[j]--;
             memcpy(block + 64, &x, 4); break;
+        case T_INT4: case T_INT5: case T_INT8: x = fabsf(x) + 0.001f, memcpy(block, &x, 4); break;
+        case T_FP4: x = fabsf(x) + 0.001f, memcpy(block, &x, 4), memcpy(block + 4, &x, 4); break;
         case T_MXFP4: block[0] = (uint8_t)(118 + random_bits() % 6); break;
         case T_Q6_K: random_scale(block + 208); break;
         case T_NVFP4: for (int j = 0; j < 4; j++) block[j] = (uint8_t)(40 + block[j] % 16); break;

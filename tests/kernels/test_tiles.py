@@ -45,7 +45,7 @@ def test_extreme_blocks_equal_gguf(name: str, seed: int) -> None:
         np.testing.assert_array_equal(ops.dequantize(tiled(weight)), expected)
 
 
-@pytest.mark.parametrize("scale", [1, 2.0**-149, 2.0**-120, 0.3, -7.4e35])
+@pytest.mark.parametrize("scale", [1, 2.0**-149, 2.0**-120, 0.3, -7e35])
 def test_every_byte_of_e4m3(scale: float) -> None:
     """1.mantissa * 2^(exponent - 7), or 0.mantissa * 2^-6; and a NaN makes all of a block NaN."""
     sign, exponent, mantissa = np.arange(256) >> 7, np.arange(256) >> 3 & 15, np.arange(256) & 7

@@ -13,6 +13,8 @@ from checkpoint_files import HIDDEN, directory_config, directory_tensors, write_
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.dequantize import dequantize
 from colibri.engine.model import Model
+from colibri.errors import UnsupportedError
+from colibri.experts.swap import export_expert
 from colibri.models.registry import open_checkpoint
 
 Load = Callable[..., Model]
@@ -78,3 +80,8 @@ def test_fp8_becomes_a_file(load: Load, directories: tuple[Path, Path], tmp_path
     eight, floats = directories
     convert(open_checkpoint(eight), tmp_path / "model.gguf", Options("f32"))
     assert load(tmp_path / "model.gguf").infer(IDS).tobytes() == load(floats).infer(IDS).tobytes()
+
+
+def test_experts_that_files_of_experts_do_not_hold(load: Load, directories: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="F8_E4M3, which GGUF files do not hold"):
+        export_expert(load(directories[0]).experts.store, 0, tmp_path / "expert.gguf")

@@ -15,23 +15,13 @@ import numpy.typing as npt
 
 from colibri import ops
 from colibri.weights.block_types import BY_NAME
+from colibri.weights.encodings import E4M3
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 # The 16 levels of the non-linear 4-bit formats, and twice those of E2M1.
 _LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _MXFP4_LEVELS: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-
-
-def _e4m3() -> Floats:
-    """The values of the 256 bytes: sign, four bits of exponent, three of mantissa; 127 and 255 are NaN."""
-    exponent, mantissa = np.divmod(np.arange(127), 8)
-    steps = np.where(exponent > 0, 8 + mantissa, mantissa)
-    values = np.append(np.ldexp(steps.astype(np.float32), np.maximum(exponent, 1) - 10), np.float32(np.nan))
-    return np.concatenate([values, -values]).astype(np.float32)
-
-
-_E4M3_LEVELS: Final = _e4m3()
 
 
 def dequantize(type_name: str, data: Any, rows: int, k: int) -> Floats:
@@ -91,9 +81,30 @@ def _q8_0(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
 
 
+def _floats(blocks: Bytes, at: int, count: int = 1) -> Floats:  # (blocks, count)
+    return np.ascontiguousarray(blocks[:, at : at + 4 * count]).view("<f4").astype(np.float32, copy=False)
+
+
 def _f8_e4m3(blocks: Bytes) -> Floats:
-    scale = np.ascontiguousarray(blocks[:, 64:]).view("<f4").astype(np.float32, copy=False)
-    return np.asarray(scale * _E4M3_LEVELS[blocks[:, :64]], np.float32)
+    return np.asarray(_floats(blocks, 64) * E4M3[blocks[:, :64]], np.float32)
+
+
+def _int4(blocks: Bytes) -> Floats:
+    return np.asarray(_floats(blocks, 0) * (_nibbles(blocks[:, 4:], 16).astype(np.float32) - 8), np.float32)
+
+
+def _int5(blocks: Bytes) -> Floats:
+    q = _nibbles(blocks[:, 8:], 16) | _bits(blocks[:, 4:8]) << 4
+    return np.asarray(_floats(blocks, 0) * (q.astype(np.float32) - 16), np.float32)
+
+
+def _int8(blocks: Bytes) -> Floats:
+    return np.asarray(_floats(blocks, 0) * np.ascontiguousarray(blocks[:, 4:]).view(np.int8), np.float32)
+
+
+def _fp4(blocks: Bytes) -> Floats:
+    halves = np.repeat(_floats(blocks, 0, 2) / 2, 16, axis=1)
+    return np.asarray(halves * _MXFP4_LEVELS[_nibbles(blocks[:, 8:], 16)], np.float32)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
@@ -185,6 +196,7 @@ def _f64(blocks: Bytes) -> Floats:
 
 _READERS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "F32": _f32, "F16": _f16, "BF16": _bf16, "Q4_0": _q4_0, "Q8_0": _q8_0, "MXFP4": _mxfp4, "F8_E4M3": _f8_e4m3,
+    "INT4": _int4, "INT5": _int5, "INT8": _int8, "FP4": _fp4,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": _q2_k,
     "Q3_K": _q3_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "F64": _f64,
 }  # fmt: skip

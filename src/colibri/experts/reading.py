@@ -97,6 +97,9 @@ class ExpertReader:
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, int]]:
         """(first row, rows) of the pieces in which a matrix is read; any thread may read any of them."""
         rows = info.shape[0]
+        if info.encoding is not None and not info.encoding.bytes:  # a matrix whose rows are not stored one by one
+            yield 0, rows
+            return
         step = -(-rows // -(-info.nbytes // PIECE) // STRIPE) * STRIPE  # equal pieces: the last is not a small one
         for first in range(0, rows, step):
             yield first, min(step, rows - first)

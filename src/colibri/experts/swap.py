@@ -15,11 +15,13 @@ import numpy as np
 from colibri.config import shown
 from colibri.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from colibri.experts.store import ExpertStore, check_expert
+from colibri.weights.block_types import NOT_GGUF
 from colibri.weights.file_reader import FileReader
 from colibri.weights.finite import find_fault
 from colibri.weights.gguf_writer import TensorSpec, remove_unfinished, write_gguf
 from colibri.weights.load import to_float32
 from colibri.weights.quantize import quantize_rows
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.single_expert import GENERAL_TYPE, ranges, read_single_expert
 from colibri.weights.tensor_info import Expert, TensorInfo
 
@@ -76,6 +78,7 @@ def revert_expert(store: ExpertStore, expert: int) -> bool:
 def export_expert(store: ExpertStore, expert: int, destination: Path) -> None:
     """Write an expert, as it is now, to a file that `swap_expert` takes."""
     _check_number(store, expert)
+    _check_types(store)
     current = {layer: store.expert(layer, expert) for layer in store.moe_layers()}
     _write(destination, expert, store, current)
 
@@ -85,6 +88,7 @@ def read_replacement(store: ExpertStore, path: Path) -> dict[int, Expert]:
 
     Shapes must be the model's; so must types in a GGUF file. Raises FileError and FormatError.
     """
+    _check_types(store)
     if any(store.biases(layer) for layer in store.moe_layers()):
         raise UnsupportedError(f"{store.path}: its experts have biases, which files of single experts do not hold")
     found = read_single_expert(path).layers
@@ -108,6 +112,15 @@ def _check_number(store: ExpertStore, expert: int) -> None:
         raise ArgumentError(f"expert: found {shown(expert)}, expected 0..{store.experts - 1}")
 
 
+def _check_types(store: ExpertStore) -> None:
+    types = {part.type for layer in store.moe_layers() for part in store.like(layer).parts}
+    if missing := types & {block.name for block in NOT_GGUF}:
+        raise UnsupportedError(
+            f"{store.path}: its experts are in {', '.join(sorted(missing))}, which GGUF files do not hold, so none "
+            "can be replaced or exported; convert the model first"
+        )
+
+
 def _write(path: Path, number: int, store: ExpertStore, experts: Mapping[int, Expert]) -> None:
     """Write one expert in the model's types; the file appears whole or not at all."""
     sources = {}
@@ -127,10 +140,9 @@ def _converted(
     """The bytes of a matrix in another type, some rows at a time; FormatError names `what` for what is not finite."""
     rows, k = info.shape
     for first in range(0, rows, CHUNK_ROWS):
-        count, start = min(CHUNK_ROWS, rows - first), first * info.row_bytes
-        raw = np.empty(count * info.row_bytes, np.uint8)
-        files.read_into(info.file, info.offset + start, raw)
-        if fault := find_fault(info, start, raw):
+        count = min(CHUNK_ROWS, rows - first)
+        raw = read_rows(info, first, count, fetched_by(files)).reshape(-1)
+        if fault := find_fault(info, first * info.row_bytes, raw):
             raise FormatError(f"{what} holds {fault}; it is damaged, make or fetch the file again")
         if info.type != type_name:
             raw = quantize_rows(type_name, to_float32(raw, info.type).reshape(count, k), None, what).reshape(-1)

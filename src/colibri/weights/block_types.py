@@ -56,8 +56,14 @@ _TABLE = (
     BlockFormat("Q1_0", 41, 128, 18),
 )
 
-# What is made of the formats of directories (weights/encodings.py): bytes, then their scale. No file of GGUF has them.
-NOT_GGUF = (BlockFormat("F8_E4M3", -1, 64, 68),)
+# What is made of the formats of directories (weights/encodings.py), with floats as scales. No file of GGUF has them.
+NOT_GGUF = (
+    BlockFormat("F8_E4M3", -1, 64, 68),
+    BlockFormat("INT4", -1, 32, 20),
+    BlockFormat("INT5", -1, 32, 24),
+    BlockFormat("INT8", -1, 32, 36),
+    BlockFormat("FP4", -1, 32, 24),
+)
 
 BY_CODE = {block.code: block for block in _TABLE}
 BY_NAME = {block.name: block for block in (*_TABLE, *NOT_GGUF)}

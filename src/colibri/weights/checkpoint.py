@@ -19,12 +19,14 @@ from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import StringArray, read_gguf
 from colibri.weights.huggingface import ReadWeights, read_huggingface
 from colibri.weights.metadata import Metadata
+from colibri.weights.number_formats import scaled
 from colibri.weights.safetensors import read_directory
 from colibri.weights.tensor_info import Expert, TensorInfo, with_row_orders
 
 _ANY: Final = -1
 _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 _DIMENSIONS: Final = {"ffn_gate_inp_shexp.weight": 2, "exp_probs_b.bias": 1}
+_OF_ROUTERS: Final = ("ffn_down_exps.scale", "ffn_gate_inp.scale")
 # What a file of one general.type is, when it is given in the place of a model.
 _PARTS: Final = {
     "adapter": "a LoRA adapter, which is a change to a model and none itself; merge it into the model that it was made "
@@ -217,7 +219,8 @@ def _open_gguf(path: Path, families: Families) -> Checkpoint:
         raise _unknown(path, architecture, metadata, families)
     metadata = Metadata(path, {**metadata, **family.more_keys(metadata)})
     name = metadata.text("general.name", path.stem)
-    found = _with_views(_with_split_gate_up(_with_dimensions(file.tensors)), family, metadata)
+    found = _with_scales(_with_split_gate_up(_with_dimensions(file.tensors)))
+    found = _with_views(found, family, metadata)
     tensors = with_row_orders(found, family.row_orders(metadata))
     return _without_skipped(Checkpoint(path, "gguf", name, family, metadata, tensors, metadata))
 
@@ -294,6 +297,17 @@ def _with_split_gate_up(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorIn
         else:
             result[name] = info
     return result
+
+
+def _with_scales(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Tensors with a scale beside them have it in their blocks; others are what a router or its input is scaled by."""
+    result = dict(tensors)
+    for name in tensors:
+        whole = name.removesuffix(".scale") + ".weight"
+        beside = name.endswith(".scale") and whole in tensors
+        if beside and (tensors[whole].type == "NVFP4" or not name.endswith(_OF_ROUTERS)):
+            result[whole] = scaled(tensors[whole], result.pop(name))
+    return {name: info for name, info in result.items() if not name.endswith(".input_scale")}
 
 
 def check(checkpoint: Checkpoint) -> None:

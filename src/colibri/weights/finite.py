@@ -20,6 +20,9 @@ _HALVES: Final = {
     "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 
+# How many floats a block begins with.
+_FLOATS: Final = {"INT4": 1, "INT5": 1, "INT8": 1, "FP4": 2}
+
 
 def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
     """Indices of the blocks with a scale (or value) that is not finite; none for formats that are not known here."""
@@ -31,6 +34,9 @@ def bad_blocks(type_name: str, data: Bytes) -> npt.NDArray[np.int64]:
     elif type_name == "F8_E4M3":
         scale = np.ascontiguousarray(blocks[:, 64:]).view("<u4")[:, 0]
         bad = ((scale & 0x7F800000) == 0x7F800000) | ((blocks[:, :64] & 0x7F) == 0x7F).any(axis=1)
+    elif type_name in _FLOATS:
+        scales = np.ascontiguousarray(blocks[:, : 4 * _FLOATS[type_name]]).view("<u4")
+        bad = ((scales & 0x7F800000) == 0x7F800000).any(axis=1)
     elif type_name == "MXFP4":
         bad = blocks[:, 0] == 0xFF
     elif type_name == "IQ1_M":  # the half float is in the highest four bits of four numbers of 16

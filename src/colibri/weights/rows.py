@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri import ops
-from colibri.errors import UnsupportedError
+from colibri.errors import FormatError, UnsupportedError
 from colibri.weights.block_types import BY_NAME
 from colibri.weights.file_reader import FileReader
 from colibri.weights.row_order import read_in_order
@@ -46,22 +46,45 @@ def read_rows(info: TensorInfo, first: int, count: int, fetch: Fetch, k: int | N
         return _strided(info, first, count, k, fetch)
     width = info.value_bytes if k == 1 and len(info.shape) == 1 else info.stored_row_bytes
     rows = read_in_order(info.order, first, count, partial(_stored, info, width, fetch))
-    if info.columns is not None:
-        values = rows.reshape(count, -1, info.value_bytes)
-        return values[:, info.columns.sources(0, info.shape[-1])].reshape(count, -1)
-    if info.encoding is None:
-        return rows
+    if info.encoding is not None:
+        rows = _joined(info, first, count, rows, fetch)
+    return rows if info.columns is None else _in_columns(info, rows)
+
+
+def _joined(info: TensorInfo, first: int, count: int, rows: Bytes, fetch: Fetch) -> Bytes:
+    """The rows of another encoding, with what stands beside them, in the type that they are read as."""
+    assert info.encoding is not None
     rows = rows.copy() if info.order is None else rows
     places = np.arange(first, first + count) if info.order is None else info.order.sources(first, count)
-    return info.encoding.join(rows, *(_beside(side, places, fetch) for side in info.sides))
+    try:
+        return info.encoding.join(places, rows, *(_beside(side, places, fetch) for side in info.sides))
+    except FormatError as error:
+        raise FormatError(f"{info.file}: tensor {info.name}: {error}") from error
+
+
+def _in_columns(info: TensorInfo, rows: Bytes) -> Bytes:
+    """The values of each row in their order, whole blocks at a time."""
+    assert info.columns is not None
+    block = BY_NAME[info.type]
+    sources = info.columns.sources(0, info.shape[-1]).reshape(-1, block.values)
+    if (sources[:, 0] % block.values).any() or (sources != sources[:, :1] + np.arange(block.values)).any():
+        raise UnsupportedError(
+            f"{info.file}: the values of a row of {info.name} are in another order, by heads that are not whole blocks "
+            f"of {block.values} ({info.type}); use a checkpoint in another format"
+        )
+    return rows.reshape(len(rows), -1, block.bytes)[:, sources[:, 0] // block.values].reshape(len(rows), -1)
 
 
 def _stored(info: TensorInfo, width: int, fetch: Fetch, first: int, count: int) -> Bytes:
+    if not width:
+        return np.empty((count, 0), np.uint8)
     return fetch(info.file, info.offset + first * width, count * width).reshape(count, width)
 
 
 def _beside(side: Side, places: npt.NDArray[np.int64], fetch: Fetch) -> Bytes:
-    """For each of the stored rows at `places` the row that stands beside it."""
+    """For each of the stored rows at `places` the row that stands beside it, or the one that stands beside all."""
+    if not side.each:
+        return fetch(side.file, side.offset, side.row_bytes).reshape(1, -1).copy()
     rows = (side.first + places) // side.each
     low, high = int(rows.min()), int(rows.max()) + 1
     read = fetch(side.file, side.offset + low * side.row_bytes, (high - low) * side.row_bytes)

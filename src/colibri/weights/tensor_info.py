@@ -23,6 +23,7 @@ Layout = tuple[tuple[str, int, int], ...]
 class Side:
     """What stands beside a tensor's rows: each `each` of them, counted from row `first` on, have a row of it in common.
 
+    each 0: all rows have one row of it in common.
     of_expert: how many rows of it each expert has, where they begin anew with every expert of a merged tensor.
     """
 
