@@ -261,13 +261,13 @@ def test_what_is_not_understood_is_named(client: openai.OpenAI, model: str) -> N
 
 
 FIELDS_OF_OPENAI: dict[str, Any] = {
-    "reasoning_effort": "low", "service_tier": "flex", "prompt_cache_retention": "24h", "prompt_cache_key": "a",
+    "reasoning_effort": "none", "service_tier": "flex", "prompt_cache_retention": "24h", "prompt_cache_key": "a",
     "prediction": {"type": "content", "content": "x"}, "user": "me", "metadata": {"a": "b"}, "store": False,
 }  # fmt: skip
 FIELDS_OF_OTHERS: dict[str, Any] = {
     "max_tokens": -1, "repeat_penalty": 1.1, "cache_prompt": True, "keep_alive": "5m", "enable_thinking": False,
     "add_generation_prompt": True, "response_format": {"type": "json_object", "schema": {"type": "object"}},
-    "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"}, "functions": [], "use_beam_search": False,
+    "reasoning": {"effort": "minimal"}, "thinking": {"type": "disabled"}, "functions": [], "use_beam_search": False,
     "top_logprobs": 0,
 }  # fmt: skip
 

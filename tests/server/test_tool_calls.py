@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from parrot import CHATML, write_parrot
@@ -90,6 +91,41 @@ def test_a_call_comes_back_with_the_id_that_was_given_out(client: openai.OpenAI)
             {"role": "tool", "tool_call_id": identity, "content": "7"},
         ]
         assert ask(client, [*question, *turns, *question], tools=TOOLS)[3] == "tool_calls"
+
+
+TWO_CALLS = [*MISTRAL_SAYS[:2], '"arguments": {"city": "Paris", "days": 3}}, ', '{"name": "weather", "arguments": {}}]']
+
+
+@pytest.mark.parametrize("client", [(TWO_CALLS, MISTRAL, ("[TOOL_CALLS]",), "\n")], indirect=True)
+def test_one_call_where_several_are_not_wanted(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "Weather?"}]
+    assert ask(client, question, tools=TOOLS)[2] == [CALL, ("weather", {})]
+    assert ask(client, question, tools=TOOLS, parallel_tool_calls=False)[:4] == ("", "", [CALL], "tool_calls")
+    tools: Any = [{"type": "function", **TOOLS[0]["function"]}]
+    response = client.responses.create(model="parrot", input="Weather?", tools=tools, parallel_tool_calls=False)
+    assert [item.type for item in response.output] == ["function_call"]
+
+
+THINKS = CHATML + "{{ reasoning_effort }}\n"
+
+
+@pytest.mark.parametrize("client", [(["fine"], THINKS, (), "\n"), (["fine"], CHATML, (), "\n")], indirect=True)
+def test_an_effort_that_the_template_does_not_know_is_told(
+    client: openai.OpenAI, request: pytest.FixtureRequest
+) -> None:
+    known = "reasoning_effort" in request.node.callspec.params["client"][1]
+
+    def ignored(path: str, **body: Any) -> str | None:
+        answer = client.post(f"{client.base_url}{path}", body={"max_tokens": 2, **body}, cast_to=httpx.Response)
+        return answer.headers.get("x-colibri-ignored")
+
+    messages = [{"role": "user", "content": "Weather?"}]
+    assert ignored("chat/completions", messages=messages, reasoning_effort="high") == (
+        None if known else "reasoning_effort"
+    )
+    assert ignored("messages", messages=messages, thinking={"type": "enabled"}) == (None if known else "thinking.type")
+    for asks_nothing in ({}, {"reasoning_effort": "none"}, {"enable_thinking": False}):
+        assert ignored("chat/completions", messages=messages, **asks_nothing) is None
 
 
 @pytest.mark.parametrize(

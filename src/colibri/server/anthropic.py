@@ -104,6 +104,7 @@ def _chat(body: CountRequest) -> ChatRequest:
         {
             **sampling, "model": body.model, "messages": turns, "enable_thinking": thinking, "tools": tools or None,
             "stop": getattr(body, "stop_sequences", None) or None, "tool_choice": choice and _choice(choice),
+            "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
         }
     )  # fmt: skip
 

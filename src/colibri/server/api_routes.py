@@ -25,7 +25,7 @@ Handler = Callable[[Service, B, Request], Awaitable[Response]]
 
 async def answered(service: Service, body: B, request: Request, handler: Handler[B]) -> Response:
     """The answer to a request, which says what fields of it were ignored."""
-    ignored = service.fields.sift(body)
+    ignored = service.fields.sift(body, service.tokenizer)
     response = await handler(service, body, request)
     response.headers.update(header(ignored))
     return response

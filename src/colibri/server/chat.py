@@ -38,6 +38,7 @@ class Plan:
     reading: Reading
     keep_special: bool
     prediction: tuple[int, ...] = ()
+    one_call: bool = False  # what a reply has after its first call is left out
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
@@ -97,7 +98,8 @@ def _plan(service: Service, body: ChatRequest) -> Plan:
     ids = tokenizer.encode(text, add_special=False)
     marks = (tokenizer.token_id(mark) for mark in reading.marks)
     keep_special = any(mark is not None and tokenizer.is_special(mark) for mark in marks)
-    return Plan(tuple(ids), grammar, reading, keep_special, _prediction(service, body))
+    one_call = body.parallel_tool_calls is False
+    return Plan(tuple(ids), grammar, reading, keep_special, _prediction(service, body), one_call)
 
 
 def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
@@ -180,6 +182,7 @@ class Choice:
 
     def __init__(self, plan: Plan) -> None:
         self.text = plan.reading.reader()
+        self._one_call = plan.one_call
         self.deltas: list[Delta] = []
         self.tokens: list[Token] = []
         self.calls = 0
@@ -191,13 +194,22 @@ class Choice:
         deltas = self.text.feed("".join(token.text for token in output.tokens))
         if output.finish is not None:
             deltas += self.text.finish()
+        if self._one_call:
+            deltas = self._until_first_call(deltas)
         self.deltas += deltas
         self.tokens += output.tokens
         self.calls += sum(delta.call is not None for delta in deltas)
         if output.finish is not None:
             self.stop = output.stop
-            self.finish = "tool_calls" if self.calls and output.finish == "stop" else output.finish
+            called = self.calls and (output.finish == "stop" or self._one_call)
+            self.finish = "tool_calls" if called else output.finish
         return deltas
+
+    def _until_first_call(self, deltas: list[Delta]) -> list[Delta]:
+        if self.calls:
+            return []
+        first = next((index for index, delta in enumerate(deltas) if delta.call is not None), len(deltas))
+        return deltas[: first + 1]
 
 
 class _Reply:

@@ -14,6 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from colibri.server.problems import bad_request
+from colibri.text import Tokenizer
+from colibri.text.sandbox import names_read
 
 HEADER = "x-colibri-ignored"
 MAX_NAMES = 32  # in a header
@@ -61,6 +63,11 @@ REFUSED = {
 }
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"length_penalty": (1, 1.0), "typical_p": (1, 1.0), "best_of": (1,)}
 
+# Fields by which the APIs ask a model to think, the values that do not, and the names that templates read instead.
+_THINKING = ("reasoning_effort", "enable_thinking", "reasoning.effort", "thinking.type", "think")
+_NOT_THINKING = (None, False, "none", "minimal", "disabled", "adaptive")
+_VARIABLES = frozenset({"reasoning_effort", "enable_thinking", "thinking"})
+
 
 class Fields:
     """Takes unknown fields out of requests; warns of each name once."""
@@ -69,9 +76,9 @@ class Fields:
         self._strict = strict
         self._warned: set[str] = set()
 
-    def sift(self, body: BaseModel) -> list[str]:
+    def sift(self, body: BaseModel, tokenizer: Tokenizer | None = None) -> list[str]:
         """The names of fields that are ignored. Raises ApiError for one that is not."""
-        ignored: dict[str, None] = {}
+        ignored = dict.fromkeys(self._asking_to_think(body, tokenizer))
         for name, value in _take_extras(body, ""):
             plain = name.rpartition(".")[2]
             if value is None or plain in TAKEN:
@@ -85,12 +92,32 @@ class Fields:
         self.warn(list(ignored))
         return list(ignored)
 
+    def _asking_to_think(self, body: BaseModel, tokenizer: Tokenizer | None) -> list[str]:
+        """The fields that ask a model to think whose templates know nothing of it."""
+        asking = [path for path in _THINKING if _value(body, path) not in _NOT_THINKING]
+        if not asking or tokenizer is None:
+            return []
+        if any(names_read(template) & _VARIABLES for template in tokenizer.chat_templates.values()):
+            return []
+        if self._strict:
+            problem = f"{asking[0]}: this model's chat template does not tell it how much to think"
+            raise bad_request(problem, asking[0], "unsupported_field")
+        return asking
+
     def warn(self, names: list[str]) -> None:
         """Tell the operator of names that are new."""
         for name in names:
             if name not in self._warned and len(self._warned) < MAX_WARNED:
                 self._warned.add(name)
                 log.warning("requests have a field that is ignored: %s", _shown(name))
+
+
+def _value(body: BaseModel, path: str) -> Any:
+    """What a field holds, or a field of an object; None where there is none."""
+    found: Any = body
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def header(names: list[str]) -> dict[str, str]:

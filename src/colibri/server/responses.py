@@ -108,6 +108,7 @@ def _chat(body: ResponsesRequest, turns: Sequence[dict[str, Any]]) -> ChatReques
             "temperature": body.temperature, "max_tokens": body.max_output_tokens, "tools": tools or None,
             "tool_choice": named, "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
             "response_format": None if wanted is None else _format(wanted),
+            "parallel_tool_calls": body.parallel_tool_calls,
         }
     )  # fmt: skip
 

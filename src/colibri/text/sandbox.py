@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -184,6 +184,15 @@ def compile_template(source: str) -> Template:
         raise FormatError(f"{found}; fix or replace the template") from None
     except (RecursionError, MemoryError, SyntaxError):
         raise FormatError("chat template: nested too deeply; fix or replace the template") from None
+
+
+@lru_cache(maxsize=32)
+def names_read(source: str) -> frozenset[str]:
+    """The variables that a template takes from outside; none of what is not Jinja."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except (TemplateSyntaxError, RecursionError, MemoryError):
+        return frozenset()
 
 
 def render(source: str, variables: dict[str, Any]) -> str:
