@@ -24,6 +24,8 @@ HALVES: dict[str, dict[int, float]] = {
     "IQ1_S": {0: 0.1}, "TQ1_0": {52: 1}, "TQ2_0": {64: 0.8},
 }  # fmt: skip
 
+# How many floats a block begins with, and which ones make values of about one.
+FLOATS = {"INT4": (1, 0.2), "INT5": (1, 0.1), "INT8": (1, 0.015), "FP4": (2, 0.4)}
 
 EXTREMES = np.array([65504, -65504, 6e-8, -6e-8, 6e-5, -0.0, 0, 1], np.float16)
 
@@ -50,6 +52,10 @@ def random_weight(name: str, rows: int, k: int, seed: int = 0) -> reference.Weig
     if name == "F8_E4M3":
         blocks[:, :64] -= blocks[:, :64] & 127 == 127  # no NaN
         blocks[:, 64:] = random.uniform(0.01, 0.02, (len(blocks), 1)).astype(np.float32).view(np.uint8)
+    if name in FLOATS:
+        count, step = FLOATS[name]
+        scales = (step * random.uniform(0.5, 1.5, (len(blocks), count))).astype(np.float32)
+        blocks[:, : 4 * count] = scales.view(np.uint8)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(124, 128, len(blocks))
     if name == "NVFP4":

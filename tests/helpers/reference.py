@@ -43,6 +43,7 @@ ACTIVATIONS: dict[Literal["f32", "q32", "q256"], tuple[str, ...]] = {
     "q32": (
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "NVFP4"),
         *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS"),
+        *("INT4", "INT5", "INT8", "FP4"),
     ),
     "q256": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
 }

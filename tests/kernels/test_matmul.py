@@ -71,7 +71,7 @@ def test_awkward_activations(name: str) -> None:
     assert np.isnan(found[3]).all()
 
 
-ONE = b"\x00\x3c"  # in f16
+ONE, ONE_FLOAT = b"\x00\x3c", b"\x00\x00\x80\x3f"  # in f16 and in f32
 LARGEST = [
     ("IQ2_S", ONE + b"\xff" * 80),
     ("IQ1_S", ONE + b"\xff" * 48),
@@ -87,6 +87,10 @@ LARGEST = [
     ("Q5_K", ONE + ONE + b"\xff" * 172),
     ("Q6_K", b"\x00" * 192 + b"\x80" * 16 + ONE),
     ("Q8_0", ONE + b"\x80" * 32),
+    ("INT4", ONE_FLOAT + b"\x00" * 16),
+    ("INT5", ONE_FLOAT + b"\x00" * 20),
+    ("INT8", ONE_FLOAT + b"\x80" * 32),
+    ("FP4", ONE_FLOAT * 2 + b"\x77" * 16),
 ]
 
 

@@ -256,7 +256,7 @@ def test_what_yarn_scales(tmp_path: Path, rope: dict[str, Any], scale: float, co
     (LARGE, {"rope_interleave": False}, "rope_interleave is False"),
     (LARGE, {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     (LARGE, {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
-    (LARGE, {"quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
+    (LARGE, {"quantization_config": {"quant_method": "eetq"}}, "'eetq'"),
     (LITE, {"norm_topk_prob": True}, "norm_topk_prob is True"),
     (LITE, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
 ])  # fmt: skip
