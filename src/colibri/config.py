@@ -98,6 +98,14 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def readable(nbytes: float) -> str:
+    """Bytes for people, in the units that parse_bytes takes: 4.56 GiB, 12.3 MiB, 812 B."""
+    for unit, shift, digits in (("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes / (1 << shift):.{digits}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     """The path; ArgumentError for what is none, and for an empty text, which would mean the current directory."""
     try:

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from colibri import ops
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, load_options
-from colibri.cli.output import count, print_json, size
+from colibri.cli.output import count, note, print_json
 from colibri.cli.progress import Progress
-from colibri.config import DEFAULT_CONTEXT, LoadOptions
+from colibri.config import DEFAULT_CONTEXT, LoadOptions, readable
 from colibri.engine.loading import open_model
-from colibri.experts.plan import readable
 from colibri.observe.bench import LIMIT_SECONDS, Bench, BenchOptions, quiet_collector
 from colibri.observe.compare import Ratio, compare, read_result
 from colibri.observe.limits import Meter
@@ -25,14 +25,22 @@ from colibri.observe.timeline import traced
 WIDE = 1000
 
 
-@click.command("bench")
+EPILOG = epilog(
+    "profiling.md",
+    "colibri bench -m model.gguf --prompt-tokens 512 --new-tokens 64",
+    "colibri bench -m model.gguf --json > after.json",
+    "colibri bench --compare before.json after.json",
+)
+
+
+@click.command("bench", epilog=EPILOG)
 @load_options
 @click.option("--prompt-tokens", type=click.IntRange(1), multiple=True, default=(512,), show_default=True,
               help="Length of a prompt of random ids; may be given more than once.")
 @click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens to decode.")
 @click.option("--depth", type=click.IntRange(1), default=1, show_default=True,
               help="Tokens of context before the first that is decoded.")
-@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Runs of each measurement.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random ids.")
 @click.option("--trace", "timeline", type=FilePath(),
               help="Write when each step, layer and read took place to this file, for Perfetto or Chrome.")
@@ -66,8 +74,8 @@ def command(
     if as_json:
         print_json(report)
         return
-    for note in loaded.notes:
-        click.echo(f"note: {note}", err=True)
+    for said in loaded.notes:
+        note(said)
     _print(_machine(report), "", _rates(report), "", _latencies(report), "", _limits(report))
 
 
@@ -80,8 +88,9 @@ def _print(*parts: str | Table) -> None:
 
 def _machine(report: dict[str, Any]) -> str:
     machine, model = report["machine"], report["model"]
+    read = readable(1e9 * machine["read_gb_s"])
     return (
-        f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads: reads {machine['read_gb_s']:.1f} GB/s, "
+        f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads: reads {read}/s, "
         f"multiplies {machine['multiply_gmac_s']:.0f} GMAC/s, hands work over in {machine['handover_us']:.2f} us\n"
         f"{model['name']}: {model['architecture']}, {count(model['parameters'])} parameters, "
         f"{model['experts_per_token']} of {model['experts']} experts a token, {model['quantization']}"
@@ -120,7 +129,7 @@ def _limits(report: dict[str, Any]) -> str:
     limits, memory = report["limits"], report["memory"]
     return (
         f"limits: of the integer peak in prefill, of the bandwidth in decode "
-        f"({size(limits['active_bytes_per_token'])} and {count(limits['products_per_token'])} products a token)\n"
+        f"({readable(limits['active_bytes_per_token'])} and {count(limits['products_per_token'])} products a token)\n"
         f"Python's share of a decode step {limits['python_fraction']:.1%}, "
         f"memory {readable(memory['peak_rss_bytes'])} at most with what measuring takes, "
         f"experts {readable(memory['expert_bytes_resident'])}"

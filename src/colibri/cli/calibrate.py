@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, load_options
+from colibri.cli.output import note
 from colibri.cli.progress import Progress
 from colibri.cli.text_file import read_text_file
 from colibri.config import LoadOptions
@@ -18,8 +20,13 @@ from colibri.engine.loading import open_model
 from colibri.engine.model import model_path
 from colibri.models.registry import open_checkpoint
 
+EPILOG = epilog(
+    "conversion.md",
+    "colibri calibrate -m model.gguf --file text.txt --output imatrix.gguf",
+)
 
-@click.command("calibrate")
+
+@click.command("calibrate", epilog=EPILOG)
 @load_options
 @click.option("-f", "--file", type=FilePath(), required=True, help="The text, UTF-8.")
 @click.option("-o", "--output", type=FilePath(), required=True, help="The importance file to write.")
@@ -50,4 +57,4 @@ def command(
     if rare:
         shown = ", ".join(rare[:3]) + (" ..." if len(rare) > 3 else "")
         share = f"{len(rare)} of {experts} expert matrices"
-        click.echo(f"note: {share} saw fewer than {FEW_TOKENS} tokens: {shown}", err=True)
+        note(f"{share} saw fewer than {FEW_TOKENS} tokens: {shown}")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from colibri.cli import EXIT_ERROR
+from colibri.cli.epilog import epilog
 from colibri.cli.options import load_options
-from colibri.cli.output import rate
+from colibri.cli.output import aside, note, rate
 from colibri.cli.progress import Progress, prefilling
+from colibri.cli.prompt import lines
 from colibri.cli.standard_input import valid_text
-from colibri.config import LoadOptions, SamplingParams
+from colibri.config import LoadOptions, SamplingParams, readable
 from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, ColibriError, ContextFullError
-from colibri.experts.plan import readable
 
 HELP = """\
 /new              forget the conversation
@@ -31,15 +31,25 @@ HELP = """\
 /set NAME VALUE   change temperature, top_p, top_k, min_p, repetition_penalty, max_tokens or seed; alone: show them
 /routing          show after each answer which experts it went to, or no more
 /quit             end, as Ctrl-D does
-A line that ends with \\ goes on in the next. Ctrl-C stops an answer."""
+A line that ends with \\ goes on in the next, as after Alt-Enter; a paste of several lines is one message. Tab completes
+commands, the arrow keys go through earlier messages. Ctrl-C stops an answer."""
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed")
+COMMANDS = ["/help", *(line.split()[0] for line in HELP.splitlines() if line.startswith("/"))]
 SEQUENCES = 2  # room for what is kept of the conversation beside the answer under way
 
 
-@click.command("chat")
+EPILOG = epilog(
+    "terminal.md",
+    'colibri chat -m model.gguf --system "Answer briefly."',
+    "colibri chat -m ORG/NAME --ram 12G --context 8192",
+)
+
+
+@click.command("chat", epilog=EPILOG)
 @load_options
 @click.option("--system", help="What the model is told first.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True,
+              help="0 takes the likeliest token.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), help="Of an answer. Default: the room left in the context.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")
 @click.option("--routing", is_flag=True, help="Show which experts each answer went to.")
@@ -53,37 +63,14 @@ def command(
     with Progress(lambda: "loading"):
         loaded = open_model(replace(options, sequences=SEQUENCES, share_prefixes=True))
     with loaded:
-        for note in loaded.notes:
-            click.echo(f"note: {note}", err=True)
-        click.echo(f"{loaded.spec.name}, {loaded.context} tokens of context. /help lists the commands.", err=True)
+        for said in loaded.notes:
+            note(said)
+        aside(f"{loaded.spec.name}, {loaded.context} tokens of context. /help lists the commands.")
         conversation = Conversation(loaded, params, told, routing=routing)
         with contextlib.suppress(EOFError):
-            for line in lines():
-                conversation.take(line)
+            for line in lines({name: SETTINGS if name == "/set" else () for name in COMMANDS}):
+                conversation.take(valid_text(line))
     return EXIT_ERROR if conversation.failed else 0
-
-
-def lines() -> Iterator[str]:
-    """What the user types, with the terminal's editing and history; ends with the input."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (its import is what makes input() edit)
-    stdin: TextIO | None = sys.stdin
-    if stdin is None:  # closed
-        return
-    prompt = "> " if stdin.isatty() else ""
-    while True:
-        try:
-            line = input(prompt)
-            while line.endswith("\\"):
-                line = line[:-1] + "\n" + input("  " if prompt else "")
-        except KeyboardInterrupt:
-            click.echo()
-            continue
-        except UnicodeDecodeError as error:
-            click.echo(f"that line is not {error.encoding}", err=True)
-            continue
-        if line.strip():
-            yield line
 
 
 class Conversation:
@@ -187,7 +174,7 @@ class Conversation:
             return
         self.messages.append({"role": "assistant", "content": generation.text})
         if before is not None:
-            click.echo(self._routing_line(generation, self._model.routing.counts - before), err=True)
+            aside(self._routing_line(generation, self._model.routing.counts - before))
 
     def _stream(self, generation: Generation) -> None:
         """Pass the text on as it is made; Ctrl-C ends it."""
@@ -201,7 +188,7 @@ class Conversation:
             generation.close()
         click.echo()
         if generation.finish_reason == "length":
-            click.echo("(cut: max_tokens or the context is full)", err=True)
+            aside("(cut: max_tokens or the context is full)")
 
     def _routing_line(self, generation: Generation, counts: Any) -> str:
         memory, times = self._model.memory(), generation.timings

@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 from colibri.cli import EXIT_INTERRUPTED
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, Size
-from colibri.cli.output import size
+from colibri.cli.output import note
 from colibri.cli.progress import counting
+from colibri.config import readable
 from colibri.conversion.convert import Options, Report, convert
 from colibri.conversion.imatrix import FEW_TOKENS, ImportanceMatrix, read_imatrix
 from colibri.conversion.mixes import MIXES
@@ -20,8 +22,15 @@ from colibri.text.gguf_tokenizer import MODEL, PRE
 from colibri.text.pretokenizers import PRE_TOKENIZERS
 from colibri.weights.checkpoint import Checkpoint
 
+EPILOG = epilog(
+    "conversion.md",
+    "colibri convert OLMoE-1B-7B/ olmoe.gguf",
+    "colibri convert OLMoE-1B-7B/ olmoe.gguf --quantize q4_k_m --imatrix imatrix.gguf",
+    "colibri convert model.gguf expert.gguf --only-expert 3",
+)
 
-@click.command("convert")
+
+@click.command("convert", epilog=EPILOG)
 @click.argument("source", type=FilePath())
 @click.argument("destination", type=FilePath())
 @click.option("-q", "--quantize", type=click.Choice(list(MIXES)), default="q4_k_m", show_default=True,
@@ -54,10 +63,10 @@ def command(
         with progress:
             report = convert(checkpoint, destination, options, count)
     except KeyboardInterrupt:
-        _note("interrupted; the same command goes on with what is written")
+        note("interrupted; the same command goes on with what is written")
         return EXIT_INTERRUPTED
-    for note in report.notes:
-        _note(note)
+    for said in report.notes:
+        note(said)
     click.echo(_summary(report), err=True)
     return 0
 
@@ -68,10 +77,10 @@ def _tokenizer(checkpoint: Checkpoint, pre: str | None) -> dict[str, object]:
         copied = {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
         return {} if pre is None or copied.get(MODEL) != "gpt2" else {**copied, PRE: pre}
     if checkpoint.format == "deepspeed" and not (checkpoint.path / "tokenizer.json").exists():
-        _note(f"{checkpoint.path}: has no tokenizer.json; put the trainer's there, or the output knows ids only")
+        note(f"{checkpoint.path}: has no tokenizer.json; put the trainer's there, or the output knows ids only")
         return {}
     vocab_size = checkpoint.metadata.integer(checkpoint.key("vocab_size"))
-    return tokenizer_metadata(checkpoint.path, checkpoint.family.pre_tokenizers, vocab_size, _note, pre=pre)
+    return tokenizer_metadata(checkpoint.path, checkpoint.family.pre_tokenizers, vocab_size, note, pre=pre)
 
 
 def _importance(path: Path | None) -> ImportanceMatrix | None:
@@ -81,16 +90,12 @@ def _importance(path: Path | None) -> ImportanceMatrix | None:
     rare = importance.rarely_seen()
     if rare:
         more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
-        _note(f"{path}: saw fewer than {FEW_TOKENS} tokens in {', '.join(rare[:3])}{more}; their weights are a guess")
+        note(f"{path}: saw fewer than {FEW_TOKENS} tokens in {', '.join(rare[:3])}{more}; their weights are a guess")
     return importance
 
 
-def _note(text: str) -> None:
-    click.echo(f"note: {text}", err=True)
-
-
 def _summary(report: Report) -> str:
-    types = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.by_type.items())
+    types = ", ".join(f"{name} {readable(nbytes)}" for name, nbytes in report.by_type.items())
     resumed = f"; {report.resumed} tensors were there from an interrupted conversion" if report.resumed else ""
     files = report.files[0].name if len(report.files) == 1 else f"{len(report.files)} files, {report.files[0].name} ..."
-    return f"{files}: {size(report.nbytes)} ({types}), read back and verified{resumed}"
+    return f"{files}: {readable(report.nbytes)} ({types}), read back and verified{resumed}"

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from colibri import ops
+from colibri.cli.epilog import epilog
 from colibri.cli.options import load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
@@ -19,7 +20,7 @@ from colibri.observe.doctor import Finding, examine_machine, examine_model
 _MARKS = {"ok": "[green]ok[/green]", "slow": "[yellow]slow[/yellow]", "fault": "[red]fault[/red]"}
 
 
-@click.command("doctor")
+@click.command("doctor", epilog=epilog("troubleshooting.md", "colibri doctor", "colibri doctor -m model.gguf --ram 8G"))
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def command(options: LoadOptions, as_json: bool) -> int:

@@ -12,6 +12,8 @@ from typing import TextIO
 import click
 
 from colibri.cli import EXIT_ERROR, EXIT_INTERRUPTED
+from colibri.cli.epilog import epilog
+from colibri.cli.output import problem
 from colibri.errors import ColibriError
 
 # command -> what it does, one line; the code is in colibri.cli.<command>:command
@@ -53,7 +55,9 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+             epilog=epilog("terminal.md", 'colibri run --prompt "Once upon a time"', "colibri models --suggest",
+                           "colibri chat -m unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF"))  # fmt: skip
 @click.version_option(package_name="colibri-moe", prog_name="colibri")
 def group() -> None:
     """Colibri runs Mixture-of-Experts language models on CPUs, also those larger than memory."""
@@ -74,7 +78,7 @@ def run(arguments: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except ColibriError as error:
-        click.echo(f"colibri: {_shown(str(error))}", err=True)
+        problem(_shown(str(error)))
         return EXIT_ERROR
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         sys.stdout = None
@@ -82,7 +86,7 @@ def run(arguments: Sequence[str] | None) -> int:
     except OSError as error:  # such as a full disk behind our output
         said = f"standard output: {error.strerror}" if error.filename is None else str(error)
         sys.stdout = None
-        click.echo(f"colibri: {said}", err=True)
+        problem(said)
         return EXIT_ERROR
     return result if isinstance(result, int) else 0
 

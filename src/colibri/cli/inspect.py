@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import model_option
-from colibri.cli.output import count, print_json, size
+from colibri.cli.output import count, note, print_json
+from colibri.config import readable
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
 from colibri.engine.statistics import describe_model
@@ -24,8 +26,14 @@ from colibri.text.tokenizer import Tokenizer
 from colibri.weights.gguf import read_gguf
 from colibri.weights.single_expert import SingleExpert, find_single_expert, ranges
 
+EPILOG = epilog(
+    "families.md",
+    "colibri inspect -m model.gguf",
+    "colibri inspect -m model.gguf --json | jq .sizes",
+)
 
-@click.command("inspect")
+
+@click.command("inspect", epilog=EPILOG)
 @model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def command(model: Path | None, as_json: bool) -> None:
@@ -50,8 +58,8 @@ def command(model: Path | None, as_json: bool) -> None:
         )
     else:
         Console(highlight=False).print(_table(spec, summary, tokenizer))
-        for note in () if tokenizer is None else tokenizer.notes:
-            click.echo(f"note: {note}", err=True)
+        for said in () if tokenizer is None else tokenizer.notes:
+            note(said)
 
 
 def _spec_fields(spec: ModelSpec) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def _show_expert(path: Path, single: SingleExpert, as_json: bool) -> None:
         "name": file.metadata.text("general.name", "none"),
         "layers": ranges(single.layers),
         "matrices": ", ".join(f"{name} {rows} x {k}" for name, (rows, k) in shapes.items()),
-        "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sorted(types.items())),
+        "block types": ", ".join(f"{name} {readable(nbytes)}" for name, nbytes in sorted(types.items())),
         "use": f"colibri swap -m MODEL --expert {single.expert} {path}",
     }))  # fmt: skip
 
@@ -109,10 +117,10 @@ def _table(spec: ModelSpec, summary: Summary, tokenizer: Tokenizer | None) -> Ta
         "attention": "; ".join(dict.fromkeys(str(layer.mixer) for layer in spec.layers if layer.mixer)),
         "context": f"{spec.context_length} tokens",
         "parameters": f"{count(summary.parameters)}, {count(summary.active_parameters)} active for a token",
-        "file": f"{size(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",
-        "dense part": size(summary.dense_bytes),
-        "an expert": size(low) if low == high else f"{size(low)} to {size(high)}",
-        "block types": ", ".join(f"{name} {size(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
+        "file": f"{readable(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",
+        "dense part": readable(summary.dense_bytes),
+        "an expert": readable(low) if low == high else f"{readable(low)} to {readable(high)}",
+        "block types": ", ".join(f"{name} {readable(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
     }
     rows |= {"vocabulary": f"{spec.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
     return _rows(rows)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from colibri.cli.output import size
+from colibri.cli.output import note
 from colibri.cli.progress import counting
+from colibri.config import readable
 from colibri.hub.reference import Reference, parse
 
 
@@ -26,6 +28,18 @@ class ReferenceType(click.ParamType[Reference]):
             self.fail(f"{value!r} {there}; write it as ORG/NAME or ORG/NAME:Q4_K_M", param, ctx)
         return reference
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Models of the cache."""
+        return names_in_cache(incomplete)
+
+
+def names_in_cache(incomplete: str) -> list[CompletionItem]:
+    """What a shell offers after the first letters of a name: repositories, as many shells end a word at a colon."""
+    from colibri.hub.cache import cached_models
+
+    names = {model.reference.repo for model in cached_models()} if incomplete else ()
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
 
 def fetch(reference: Reference) -> Path:
     """The model, fetched where it is not in the cache, with a sign of life."""
@@ -39,6 +53,6 @@ def fetch(reference: Reference) -> Path:
         count(done, total)
 
     with progress:
-        path = pull(reference, lambda text: click.echo(f"note: {reference}: {text}", err=True), counted)
-    click.echo(f"note: {reference}: {size(last[0])} in {path}", err=True)
+        path = pull(reference, lambda text: note(f"{reference}: {text}"), counted)
+    note(f"{reference}: {readable(last[0])} in {path}")
     return path

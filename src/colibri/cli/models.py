@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from colibri.cli.output import print_json, size
-from colibri.experts.plan import readable
+from colibri.cli.epilog import epilog
+from colibri.cli.output import print_json
+from colibri.config import readable
 from colibri.hub.cache import CachedModel, cache_folder, cached_models
 from colibri.hub.fit import Fit, fit
 from colibri.hub.suggestions import KNOWN, QUANTISATION, RAM_SIZES, Known, Sizes, sizes, speed
@@ -20,7 +21,7 @@ MEASURE_SECONDS = 1.0
 _SAID = {"whole": "fits", "part": "fits in part", "small": "too large", "no": "not run here"}
 
 
-@click.command("models")
+@click.command("models", epilog=epilog("models.md", "colibri models", "colibri models --suggest"))
 @click.option("--suggest", is_flag=True, help="Known mixtures instead, with sizes and the speed to expect here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def command(suggest: bool, as_json: bool) -> None:
@@ -40,7 +41,7 @@ def command(suggest: bool, as_json: bool) -> None:
         table.add_column(heading, no_wrap=heading == "model")
     for model, seen in models:
         text = seen.text.removeprefix(f"{model.path}: ")
-        table.add_row(str(model.reference), size(model.variant.nbytes), _SAID[seen.kind], text.partition("; ")[0])
+        table.add_row(str(model.reference), readable(model.variant.nbytes), _SAID[seen.kind], text.partition("; ")[0])
     Console(highlight=False).print(table)
 
 
@@ -75,12 +76,12 @@ def _suggest(*, as_json: bool) -> None:
         return
     click.echo("".join(f"{heading:>11}" for heading in ("download", "dense", *(f"{ram} GiB" for ram in RAM_SIZES))))
     for known, taken, speeds in rows:
-        figures = (size(taken.file), readable(taken.dense), *map(_shown, speeds))
+        figures = (readable(taken.file), readable(taken.dense), *map(_shown, speeds))
         click.echo(f"{known.reference}: {known.purpose}\n" + "".join(f"{figure:>11}" for figure in figures))
-    read = "the disk was not measured" if disk is None else f"{disk / 1e9:.2f} GB/s from the disk of {folder}"
+    read = "the disk was not measured" if disk is None else f"{readable(disk)}/s from the disk of {folder}"
     click.echo(
         f"\nIn {QUANTISATION}; the columns are tokens a second to expect with so much memory in the machine, from "
-        f"{memory / 1e9:.1f} GB/s from memory and {read}, measured now. - is too little for the dense part.\n"
+        f"{readable(memory)}/s from memory and {read}, measured now. - is too little for the dense part.\n"
         f"Get one with: colibri pull {rows[0][0].reference}"
     )
 

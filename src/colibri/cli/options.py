@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from colibri.cli.output import note
 from colibri.config import MAX_GUESSES, REPETITION_PENALTIES, LoadOptions, Speculate, check_path, parse_bytes
 from colibri.errors import ArgumentError
 from colibri.hub.reference import parse
@@ -100,6 +102,12 @@ class ModelPath(FilePath):
             self.fail(f"{value} is no path, and not in the cache; fetch it: colibri pull {value}", param, ctx)
         return path or Path(value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Models of the cache that begin so, or else files."""
+        from colibri.cli.model_names import names_in_cache
+
+        return names_in_cache(incomplete) or super().shell_complete(ctx, param, incomplete)
+
 
 def model_option(function: Decorated) -> Decorated:
     """-m MODEL; the embedded model where it is absent."""
@@ -121,7 +129,7 @@ def _fetched(model: Path | None) -> Path | None:
         return model
     from colibri.cli.model_names import fetch
 
-    click.echo(f"note: {reference} is not in the cache and is fetched", err=True)
+    note(f"{reference} is not in the cache and is fetched")
     return fetch(reference)
 
 
@@ -180,7 +188,13 @@ def sampling_options(function: Decorated) -> Decorated:
     """The options that become SamplingParams."""
     for option in reversed(
         (
-            click.option("--max-tokens", type=click.IntRange(0), default=128, show_default=True),
+            click.option(
+                "--max-tokens",
+                type=click.IntRange(0),
+                default=128,
+                show_default=True,
+                help="Of the answer; fewer where the context has no room left.",
+            ),
             click.option(
                 "--temperature",
                 type=click.FloatRange(0),
@@ -188,11 +202,33 @@ def sampling_options(function: Decorated) -> Decorated:
                 show_default=True,
                 help="0 takes the likeliest token.",
             ),
-            click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: all."),
-            click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
-            click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, show_default=True),
             click.option(
-                "--repetition-penalty", type=click.FloatRange(*REPETITION_PENALTIES), default=1.0, show_default=True
+                "--top-k",
+                type=click.IntRange(0),
+                default=0,
+                show_default=True,
+                help="Only so many of the likeliest tokens; 0: all.",
+            ),
+            click.option(
+                "--top-p",
+                type=click.FloatRange(0, 1, min_open=True),
+                default=1.0,
+                show_default=True,
+                help="Only the likeliest tokens that have this probability together.",
+            ),
+            click.option(
+                "--min-p",
+                type=click.FloatRange(0, 1),
+                default=0.0,
+                show_default=True,
+                help="Only tokens with this part of the likeliest one's probability.",
+            ),
+            click.option(
+                "--repetition-penalty",
+                type=click.FloatRange(*REPETITION_PENALTIES),
+                default=1.0,
+                show_default=True,
+                help="Above 1, tokens that were there before become less likely.",
             ),
             click.option("--seed", type=click.IntRange(0), help="The same seed gives the same text."),
             click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),

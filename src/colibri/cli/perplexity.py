@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.progress import Progress
@@ -16,8 +17,13 @@ from colibri.config import LoadOptions
 from colibri.engine.loading import open_model
 from colibri.observe.perplexity import WINDOW, perplexity
 
+EPILOG = epilog(
+    "conversion.md",
+    "colibri perplexity -m model.gguf --file text.txt --windows 16",
+)
 
-@click.command("perplexity")
+
+@click.command("perplexity", epilog=EPILOG)
 @load_options
 @click.option("-f", "--file", type=FilePath(), required=True, help="The text, UTF-8.")
 @click.option("--window", type=click.IntRange(4), default=WINDOW, show_default=True, help="Tokens of a window.")

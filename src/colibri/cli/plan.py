@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from colibri import ops
+from colibri.cli.epilog import epilog
 from colibri.cli.options import load_options
-from colibri.cli.output import print_json
-from colibri.config import LoadOptions
+from colibri.cli.output import note, print_json
+from colibri.config import LoadOptions, readable
 from colibri.engine.loading import plan_model
-from colibri.experts.plan import Plan, readable
+from colibri.experts.plan import Plan
 from colibri.observe.forecast import Forecast, forecast, measure_reading
 from colibri.observe.limits import Meter, demand
 
@@ -21,7 +22,14 @@ HIT_RATES = (0.5, 0.75, 0.9)
 MEASURE_SECONDS = 1.0
 
 
-@click.command("plan")
+EPILOG = epilog(
+    "experts.md",
+    "colibri plan -m model.gguf --ram 8G",
+    "colibri plan -m model.gguf --context 16384 --kv-type q8_0",
+)
+
+
+@click.command("plan", epilog=EPILOG)
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(options: LoadOptions, as_json: bool) -> None:
@@ -44,12 +52,12 @@ def command(options: LoadOptions, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(_memory(plan))
     console.print(
-        f"\nthis machine reads {meter.read.median / 1e9:.1f} GB/s from memory; "
-        f"experts come in at {reading / 1e9:.2f} GB/s"
+        f"\nthis machine reads {readable(meter.read.median)}/s from memory; "
+        f"experts come in at {readable(reading)}/s"
     )
     console.print(_speeds(rows, None if plan.fits else even))
-    for note in plan.notes:
-        console.print(f"note: {note}")
+    for said in plan.notes:
+        note(said)
 
 
 def _parts(plan: Plan) -> dict[str, int]:

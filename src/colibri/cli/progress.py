@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from colibri.cli.output import size
+from colibri.cli.output import WIPE, terminal_columns
+from colibri.config import readable
 from colibri.engine.generation import Generation
 
 PATIENCE_S = 1.0  # quicker work says nothing
 REDRAW_S = 0.2
 LINE_S = 10.0  # between lines where stderr is a file
+BAR = 20  # characters
+BESIDE_BAR = 56  # columns that bytes and seconds take
 
 
 class Progress:
@@ -51,19 +54,30 @@ class Progress:
     def _show(self) -> None:
         if self._ended.wait(PATIENCE_S):
             return
-        terminal = sys.stderr.isatty()
-        before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
+        columns = terminal_columns()
+        terminal = columns is not None
+        before, after = (WIPE, "") if terminal else ("", "\n")
         while True:
-            gone = time.monotonic() - self._start
-            share = self._share() if self._share is not None else 0.0
-            left = f", about {gone / share - gone:.0f} s left" if share > 0 else ""
-            sys.stderr.write(f"{before}{self._message()}  {gone:.1f} s{left}{after}")
+            sys.stderr.write(f"{before}{fitted(self._message(), self._seconds(), terminal_columns())}{after}")
             sys.stderr.flush()
             if self._ended.wait(REDRAW_S if terminal else LINE_S):
                 break
         if terminal:
             sys.stderr.write(before)
             sys.stderr.flush()
+
+
+    def _seconds(self) -> str:
+        gone = time.monotonic() - self._start
+        share = self._share() if self._share is not None else 0.0
+        left = f", about {gone / share - gone:.0f} s left" if share > 0 else ""
+        return f"  {gone:.1f} s{left}"
+
+
+def fitted(message: str, seconds: str, columns: int | None) -> str:
+    """One line of a terminal, which may not wrap: it could not be wiped away. What is too long loses its beginning."""
+    line = message + seconds
+    return line if columns is None or len(line) < columns else "…"[: columns - 1] + line[len(line) - columns + 2 :]
 
 
 def prefilling(generation: Generation) -> Progress:
@@ -90,7 +104,10 @@ def counting(what: str) -> tuple[Progress, Callable[[int, int], None]]:
         return (now[0] - first[0]) / max(1, now[1] - first[0]) if first else 0.0
 
     def message() -> str:
-        bar = "#" * (20 * now[0] // max(1, now[1]))
-        return f"{what} [{bar:.<20}] {size(now[0])} of {size(now[1])}"
+        columns = terminal_columns()
+        length = BAR if columns is None else max(0, min(BAR, columns - len(what) - BESIDE_BAR))
+        bar = "#" * (length * now[0] // max(1, now[1]))
+        drawn = f"[{bar:.<{length}}] " if length else ""
+        return f"{what} {drawn}{readable(now[0])} of {readable(now[1])}"
 
     return Progress(message, share), count

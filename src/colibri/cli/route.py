@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, load_options
 from colibri.cli.output import print_json
 from colibri.cli.standard_input import read_text
@@ -28,7 +29,14 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
 PAIRS = 2
 
 
-@click.command("route")
+EPILOG = epilog(
+    "experts.md",
+    'colibri route -m model.gguf --prompt "Once upon a time"',
+    "colibri route -m model.gguf --prompt - --replay < text.txt",
+)
+
+
+@click.command("route", epilog=EPILOG)
 @load_options
 @click.option("--prompt", help="A text, or - for standard input.")
 @click.option("--save", type=FilePath(), help="Keep the trace in this file (.npy).")

@@ -9,20 +9,27 @@ from typing import Any
 import click
 
 from colibri.cli import EXIT_INTERRUPTED
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, TokenIds, load_options, sampling_options
-from colibri.cli.output import print_json, rate
+from colibri.cli.output import aside, note, print_json, rate
 from colibri.cli.progress import Progress, prefilling
 from colibri.cli.standard_input import read_text
-from colibri.config import LoadOptions, SamplingParams
+from colibri.config import LoadOptions, SamplingParams, readable
 from colibri.engine.generation import Generation
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
-from colibri.experts.plan import readable
 from colibri.observe.timeline import traced
 from colibri.observe.trace import TokenTrace
 
+EPILOG = epilog(
+    "terminal.md",
+    'colibri run --prompt "Once upon a time" --max-tokens 100',
+    'colibri run -m model.gguf --prompt "Once upon a time" --ram 2.5G',
+    "git diff | colibri run -m ORG/NAME:Q4_K_M --prompt - --json",
+)
 
-@click.command("run")
+
+@click.command("run", epilog=EPILOG)
 @click.option("-p", "--prompt", help="Text to continue; - reads it from standard input.")
 @click.option("--prompt-ids", type=TokenIds(), help="Token ids to continue, as 1,2,3, instead of a text.")
 @load_options
@@ -48,13 +55,13 @@ def command(
             click.echo(loaded.plan.describe(), err=True)
         generation = loaded.generate(text, params)
         empty = ("the prompt is empty: the text begins after the begin token alone",) if text == "" else ()
-        for note in (*empty, *loaded.notes, *generation.notes):
-            click.echo(f"note: {note}", err=True)
+        for said in (*empty, *loaded.notes, *generation.notes):
+            note(said)
         complete = _stream(generation, quiet=as_json, trace=trace)
         if as_json:
             print_json(report(loaded, generation))
         else:
-            click.echo(_timings(loaded, generation), err=True)
+            aside(_timings(loaded, generation))
     return 0 if complete else EXIT_INTERRUPTED
 
 

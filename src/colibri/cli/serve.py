@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import Size, load_options
-from colibri.config import LoadOptions
+from colibri.cli.output import note
+from colibri.config import LoadOptions, readable
 from colibri.errors import FileError, UnsupportedError
-from colibri.experts.plan import readable
 
 if TYPE_CHECKING:
     from colibri.server.protocol import Ready
     from colibri.server.service import Service
 
 
-@click.command("serve")
+EPILOG = epilog(
+    "serving.md",
+    "colibri serve -m model.gguf",
+    "colibri serve -m model.gguf --ram 20G --context 8192 --sequences 4",
+    "COLIBRI_API_KEY=secret colibri serve -m model.gguf --host 0.0.0.0 --port 8000",
+)
+
+
+@click.command("serve", epilog=EPILOG)
 @load_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
@@ -108,5 +117,5 @@ def _announce(service: Service, ready: Ready, url: str) -> None:
         f"{readable(plan['budget_bytes'])} for the engine: {fits}; {ready.sequences} x {ready.context} tokens, "
         f"{ready.threads} threads, {ready.isa})"
     )
-    for note in ready.notes:
-        click.echo(f"note: {note}", err=True)
+    for said in ready.notes:
+        note(said)

@@ -7,6 +7,8 @@ from typing import TextIO
 
 import click
 
+from colibri.cli.output import note
+
 MOST_BYTES = 1 << 26  # 4 bytes for each token of the longest context
 
 
@@ -36,5 +38,5 @@ def _decoded(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         broken = sum("\udc80" <= char <= "\udcff" for char in data.decode("utf-8", "surrogateescape"))
-        click.echo(f"note: {broken} bytes of the text are not UTF-8 and were replaced by U+FFFD", err=True)
+        note(f"{broken} bytes of the text are not UTF-8 and were replaced by U+FFFD")
         return data.decode("utf-8", "replace")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import FilePath, model_option
+from colibri.cli.output import note
 from colibri.conversion.output import check_output
 from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
@@ -17,8 +19,15 @@ from colibri.models.registry import open_checkpoint
 from colibri.weights.gguf_writer import remove_unfinished
 from colibri.weights.single_expert import read_single_expert
 
+EPILOG = epilog(
+    "experts.md",
+    "colibri swap -m model.gguf --expert 3 new.gguf",
+    "colibri swap -m model.gguf --expert 3 --revert",
+    "colibri swap -m model.gguf",
+)
 
-@click.command("swap")
+
+@click.command("swap", epilog=EPILOG)
 @model_option
 @click.option("-e", "--expert", type=click.IntRange(0), help="Which expert, the same in every layer.")
 @click.argument("file", required=False, type=FilePath())
@@ -63,7 +72,7 @@ def _swap(store: ExpertStore, expert: int, file: Path) -> None:
     path = swap_expert(store, expert, file)
     named = read_single_expert(file).expert
     if named not in (None, expert):
-        click.echo(f"note: {file} holds an expert that is named {named}; it is in the place of {expert} now", err=True)
+        note(f"{file} holds an expert that is named {named}; it is in the place of {expert} now")
     click.echo(f"expert {expert} is now the one in {path}")
 
 

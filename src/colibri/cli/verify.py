@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from colibri.cli.epilog import epilog
 from colibri.cli.options import model_option
-from colibri.cli.output import print_json, size
+from colibri.cli.output import print_json
 from colibri.cli.progress import counting
+from colibri.config import readable
 from colibri.conversion.verify import Verification, verify, verify_gguf
 from colibri.engine.loading import tokenizer_of
 from colibri.engine.model import model_path
@@ -25,7 +27,7 @@ _TEXTS = (
 )
 
 
-@click.command("verify")
+@click.command("verify", epilog=epilog("conversion.md", "colibri verify -m model.gguf"))
 @model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def command(model: Path | None, as_json: bool) -> int:
@@ -81,7 +83,7 @@ def _tell(path: Path, result: Verification, faults: Sequence[str], doubts: Seque
     checked = f"{result.checked} checksums" if result.checked else "no checksums in the file, blocks only"
     checked += " and the metadata's" if result.header else ", none of the metadata" if result.checked else ""
     verdict = f"{len(result.damages)} damaged" if result.damages else "no damage"
-    read = f"{result.parts} tensors and experts, {size(result.nbytes)} read"
+    read = f"{result.parts} tensors and experts, {readable(result.nbytes)} read"
     click.echo(f"{path}: {read}, {checked}: {verdict}")
     if result.damages:
         click.echo("Fetch or convert the file again; convert --only-expert writes a single expert anew.")

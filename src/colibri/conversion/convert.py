@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from colibri import ops
+from colibri.config import readable
 from colibri.conversion.checksums import checksum, source_checksums, summed_parts
 from colibri.conversion.gguf_writer import GGUFWriter, outputs_of
 from colibri.conversion.imatrix import ImportanceMatrix
@@ -36,7 +36,6 @@ from colibri.weights.gguf import read_one_file
 from colibri.weights.gguf_writer import CHECKSUMS
 from colibri.weights.tensor_info import TensorInfo
 
-_UNITS: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
 
@@ -182,10 +181,9 @@ def _check_destination(checkpoint: Checkpoint, destination: Path, writer: GGUFWr
     taken = sum(file.stat().st_size for file in writer.temporaries if file.exists())
     free, needed = shutil.disk_usage(destination.parent).free, writer.nbytes - taken
     if free < needed:
-        unit, scale = next(((unit, scale) for unit, scale in _UNITS if needed >= scale), ("bytes", 1))
         raise FileError(
-            f"{destination.parent}: has {free / scale:.1f} {unit} free, the output needs {needed / scale:.1f} {unit} "
-            "more; free space, or write elsewhere"
+            f"{destination.parent}: has {readable(free)} free, the output needs {readable(needed)} more; free space, "
+            "or write elsewhere"
         )
     return [file for file in named if file not in writer.files or len(writer.files) > 1]
 

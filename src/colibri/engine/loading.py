@@ -10,14 +10,14 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path
+from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path, readable
 from colibri.engine.arguments import check_ram
 from colibri.engine.copies import states_of_guesses
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
 from colibri.errors import ArgumentError, MemoryBudgetError
 from colibri.experts.heat import Heat
-from colibri.experts.plan import Needs, Plan, default_budget, make_plan, readable
+from colibri.experts.plan import Needs, Plan, default_budget, make_plan
 from colibri.experts.reading import staging_bytes
 from colibri.experts.residency import READERS, Residency
 from colibri.experts.store import ExpertStore

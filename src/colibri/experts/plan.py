@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from colibri.config import readable
 from colibri.errors import MemoryBudgetError
 from colibri.experts.store import ExpertStore, slot_bytes
 from colibri.machine import MachineMemory
@@ -154,11 +155,6 @@ def _too_little(budget: int, floor: int, parts: str, less: str, machine: Machine
         f"this model needs {readable(floor)} at least {parts}, but {readable(most)} are available here, of which "
         f"{readable(budget)} may be taken and the rest is left to the system; {advice}"
     )
-
-
-def readable(nbytes: int) -> str:
-    """12.3 MiB or 4.56 GiB."""
-    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / MIB:.1f} MiB"
 
 
 def slots_bytes(slots: dict[Layout, int]) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from colibri.config import readable
 from colibri.errors import ColibriError, FileError, MemoryBudgetError, UnsupportedError
-from colibri.experts.plan import default_budget, readable
+from colibri.experts.plan import default_budget
 from colibri.hub.fit import Fit, fit
 from colibri.hub.remote import Repository, read_range
 from colibri.hub.variants import SAFETENSORS, Variant

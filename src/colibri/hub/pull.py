@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from colibri.config import readable
 from colibri.errors import FileError, UnsupportedError
 from colibri.hub.cache import CachedModel, cache_folder, models_of, repo_folder, same
 from colibri.hub.choice import choose, remote_fit
@@ -103,6 +104,6 @@ def _check_space(storage: Path, repository: Repository, variant: Variant) -> Non
     needed = variant.nbytes - there
     if free < needed:
         raise FileError(
-            f"{folder}: has {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB more are needed; free space "
+            f"{folder}: has {readable(free)} free, {readable(needed)} more are needed; free space "
             "(`colibri models`, `colibri rm`), or let HF_HOME name another folder"
         )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from colibri import ops
-from colibri.config import LoadOptions
+from colibri.config import LoadOptions, readable
 from colibri.engine.loading import plan_model
 from colibri.errors import ArgumentError, ColibriError, MemoryBudgetError, UnsupportedError
-from colibri.experts.plan import Plan, readable
+from colibri.experts.plan import Plan
 from colibri.machine import cpus, detect_memory
 from colibri.observe.forecast import measure_reading
 from colibri.observe.limits import Meter, cpu_name, demand
@@ -51,8 +51,8 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
     yield _load(root)
     meter = Meter()
     meter.measure(MEASURE_SECONDS)
-    read, products = meter.read.median / 1e9, meter.multiply.median / 1e9
-    yield Finding("ok", "speed", f"{read:.1f} GB/s from memory, {products:.0f} billion int8 products a second")
+    read, products = readable(meter.read.median), meter.multiply.median / 1e9
+    yield Finding("ok", "speed", f"{read}/s from memory, {products:.0f} billion int8 products a second")
 
 
 def examine_model(options: LoadOptions) -> Iterator[Finding]:
@@ -68,14 +68,14 @@ def examine_model(options: LoadOptions) -> Iterator[Finding]:
         yield Finding("fault", "model", str(error), advice if there else _NO_FILE)
         return
     summary = summarize(checkpoint, spec)
-    size = f"{summary.file_bytes / 1e9:.2f} GB, {spec.experts} experts a layer, {spec.experts_per_token} used"
+    size = f"{readable(summary.file_bytes)}, {spec.experts} experts a layer, {spec.experts_per_token} used"
     yield Finding("ok", "model", f"{checkpoint.name}, {checkpoint.architecture}, {size}")
     for note in notes:
         yield Finding("slow", "tokenizer", note, "convert the checkpoint again with --pre-tokenizer NAME")
     yield _checksums(checkpoint.format, CHECKSUMS in checkpoint.metadata)
     yield _fit(plan)
     yield _disk(measure_reading(made.store, spec.experts_per_token, cached=False), plan)
-    yield Finding("ok", "a token", f"reads {demand(checkpoint, spec).weight_bytes / 1e6:.0f} MB of weights")
+    yield Finding("ok", "a token", f"reads {readable(demand(checkpoint, spec).weight_bytes)} of weights")
 
 
 def _instruction_set(root: Path) -> Finding:
@@ -150,7 +150,7 @@ def _fit(plan: Plan) -> Finding:
 
 
 def _disk(rate: float, plan: Plan) -> Finding:
-    found = f"{rate / 1e9:.2f} GB/s where the model is"
+    found = f"{readable(rate)}/s where the model is"
     if not plan.fits and rate < SLOW_DISK:
         return Finding("slow", "disk", found, "put the model on a local SSD")
     return Finding("ok", "disk", found)

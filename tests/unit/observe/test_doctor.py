@@ -43,7 +43,7 @@ def test_a_machine_in_order(tmp_path: Path) -> None:
     found = machine(tmp_path)
     assert found["memory"].level == found["huge pages"].level == found["load"].level == "ok"
     assert "Some CPU 1234" in found["processor"].found
-    assert "GB/s" in found["speed"].found
+    assert "GiB/s" in found["speed"].found
 
 
 def test_faults_of_a_machine(tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_a_model_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = "convert the checkpoint again with --pre-tokenizer NAME"
     assert found["tokenizer"] == Finding("slow", "tokenizer", "odd", advice)
     assert "none in the file" in found["checksums"].found
-    assert "MB of weights" in found["a token"].found
+    assert "KiB of weights" in found["a token"].found
