@@ -14,8 +14,8 @@ from colibri.errors import ColibriError
 TYPE_CHECKING = False  # that of `typing`, whose import takes as long as the rest of this file's
 if TYPE_CHECKING:
     from colibri.config import SamplingParams, Token
-    from colibri.engine import infer, load
     from colibri.engine.model import Model
+    from colibri.hub.loading import infer, load
 
     __version__: str
 
@@ -25,8 +25,8 @@ _HOMES = {  # imported when first used, so that `colibri --help` and small tools
     "SamplingParams": "colibri.config",
     "Token": "colibri.config",
     "Model": "colibri.engine.model",
-    "infer": "colibri.engine",
-    "load": "colibri.engine",
+    "infer": "colibri.hub.loading",
+    "load": "colibri.hub.loading",
 }
 
 

@@ -6,6 +6,7 @@ expected.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -20,6 +21,8 @@ from colibri.errors import ArgumentError
 Precision = Literal["fast", "exact"]
 KvType = Literal["f16", "q8_0"]
 Speculate = Literal["auto", "off"] | int
+
+_CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")  # of SamplingParams
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 128
@@ -77,6 +80,31 @@ def _tuple(name: str, values: Any, expected: str) -> tuple[Any, ...]:
         except TypeError:  # an array without dimensions
             pass
     refuse(name, values, expected)
+
+
+def _texts(name: str, values: Any) -> tuple[str, ...]:
+    texts = _tuple(name, values, "a text or a list of texts")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            refuse(name, text, "texts that are not empty")
+    return texts
+
+
+def _schema(schema: Any) -> str:
+    """A JSON schema as JSON."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentError(f"json_schema: is no JSON: {error}") from None
+    elif hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, Mapping | bool):
+        refuse("json_schema", schema, "a schema as a dict, as JSON, or a pydantic model")
+    try:
+        return json.dumps(schema if isinstance(schema, bool) else dict(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"json_schema: is no JSON: {error}") from None
 
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -172,6 +200,10 @@ class SamplingParams:
     model's end tokens. The same seed gives the same text; None draws one. presence_penalty is taken from the logits of
     tokens that were generated before, frequency_penalty once for each time. logit_bias: (id, what is added) pairs.
     top_logprobs: how many of the likeliest tokens each Token lists.
+
+    One of these may say what the text must be, from its first token on, as far as max_tokens lets it come to its end:
+    json_schema (a schema as a dict, as JSON, or a pydantic model), regex, choice (one of these texts), grammar (in
+    Lark's notation as llguidance has it, or GBNF).
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -187,6 +219,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int = 0
+    json_schema: Any = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -198,11 +234,7 @@ class SamplingParams:
         check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         if self.seed is not None:
             check_integer("seed", self.seed, 0, (1 << 64) - 1)
-        stop = _tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop, "a text or a list of texts")
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                refuse("stop", text, "texts that are not empty")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", _texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         if not isinstance(self.ignore_eos, bool):
             refuse("ignore_eos", self.ignore_eos, "True or False")
         check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
@@ -218,6 +250,19 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             check_integer("logit_bias", token, 0)
             check_number("logit_bias", bias, -1e6, 1e6)
+        self._check_constraints()
+
+    def _check_constraints(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _texts("choice", self.choice) or refuse("choice", (), "some texts"))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                refuse(name, getattr(self, name), "a text")
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ArgumentError(f"{' and '.join(given)}: exclude each other; give one of them")
 
 
 class Token(NamedTuple):

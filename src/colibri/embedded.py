@@ -11,21 +11,22 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.config import SamplingParams
-from colibri.engine import load
+from colibri.config import SamplingParams, check_path
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, ColibriError, FormatError
+from colibri.hub.loading import load
 from colibri.weights.json_file import parse_object
 
 DONE = 1  # 0 is what cffi gives when it could call nothing
 ENGINE_CODE, MEMORY_CODE = -7, -2  # those of colibri.h for what is no ColibriError
 
-OPTIONS = frozenset(inspect.signature(load).parameters) - {"path"}
+OPTIONS = frozenset(inspect.signature(load).parameters) - {"model"}
 PARAMETERS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - {"top_logprobs"}  # not passed on
 
 _models: dict[int, Model] = {}  # handles are numbers that are never used again, so that a closed one is known as such
@@ -99,13 +100,18 @@ def _write_logits(ffi: Any, model: Model, ids: Sequence[int], logits: Any) -> No
     model.infer_rows(ids, see)
 
 
+def _path(ffi: Any, path: Any) -> Path:
+    """A path and no name: nothing is fetched in a program that did not ask for it."""
+    return check_path("path", os.fsdecode(ffi.string(path)))
+
+
 def _infer(ffi: Any, path: Any, ids: Any, logits: Any, n: int) -> None:
-    with load(os.fsdecode(ffi.string(path))) as model:
+    with load(_path(ffi, path)) as model:
         _write_logits(ffi, model, _numbers_of(ffi, ids, n), logits)
 
 
 def _load(ffi: Any, path: Any, options: Any, handle: Any) -> None:
-    model = load(os.fsdecode(ffi.string(path)), **_settings(ffi, "options", options, OPTIONS))
+    model = load(_path(ffi, path), **_settings(ffi, "options", options, OPTIONS))
     number = next(_numbers)
     _models[number] = model
     handle[0] = number

@@ -128,7 +128,7 @@ def test_decode_goes_on_where_prefill_ended(load: Load, path: Path) -> None:
     model, prompt = load(path), long_ids(path)
     generation = model.generate(prompt, GREEDY)
     tokens = list(generation)
-    rows = model.infer(prompt + generation.ids)[len(prompt) - 1 : -1].astype(np.float64)
+    rows = model.infer(prompt + generation.token_ids)[len(prompt) - 1 : -1].astype(np.float64)
     assert [token.id for token in tokens] == rows.argmax(axis=1).tolist()
     shifted = rows - rows.max(axis=1, keepdims=True)
     best = -np.log(np.exp(shifted).sum(axis=1))

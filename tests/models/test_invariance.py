@@ -57,7 +57,7 @@ def test_generation_follows_the_logits_of_infer(load: Load, path: Path) -> None:
     generation = model.generate(prompt, GREEDY)
     tokens = list(generation)
     assert generation.finish_reason == "length"
-    logits = model.infer(prompt + generation.ids)
+    logits = model.infer(prompt + generation.token_ids)
     for step, token in enumerate(tokens):
         row = logits[len(prompt) - 1 + step]
         assert token.id == int(row.argmax())

@@ -55,9 +55,9 @@ def test_text_of_the_tokens_is_the_decoded_text(load: Load, path: Path) -> None:
     assert generation.prefilled == 0
     pieces = [token.text for token in generation]
     assert len(pieces) == 20
-    assert "".join(pieces) == generation.text == model.tokenizer.decode(generation.ids, skip_special=True)
-    assert generation.prompt_ids == model.tokenizer.encode("the one")
-    assert generation.prefilled == len(generation.prompt_ids)
+    assert "".join(pieces) == generation.text == model.tokenizer.decode(generation.token_ids, skip_special=True)
+    assert generation.prompt_token_ids == model.tokenizer.encode("the one")
+    assert generation.prefilled == len(generation.prompt_token_ids)
 
 
 def test_every_end_token_stops(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_chat_renders_the_template(load: Load) -> None:
     model = load(TEXT)
     generation = model.chat([{"role": "user", "content": "the"}], GREEDY)
     text = "<|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
-    assert generation.prompt_ids == model.tokenizer.encode(text, add_special=False)
+    assert generation.prompt_token_ids == model.tokenizer.encode(text, add_special=False)
     assert list(generation)
 
 
@@ -152,7 +152,7 @@ def test_bad_ids(load: Load, ids: list[int], message: str) -> None:
 
 def test_an_empty_text(load: Load) -> None:
     """It is the begin token where the checkpoint names one, and nothing to go on from where it does not."""
-    assert load(TEXT).generate("").prompt_ids == [1]
+    assert load(TEXT).generate("").prompt_token_ids == [1]
     with pytest.raises(ArgumentError, match="found no tokens"):
         load(TEXT / "model.gguf").generate("")
 
@@ -183,7 +183,7 @@ def test_a_missing_file() -> None:
 
 
 def test_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match="path: found ''"):
+    with pytest.raises(ArgumentError, match="model: found ''"):
         colibri.load("")
     monkeypatch.setenv("COLIBRI_MODEL", "")
     with pytest.raises(ArgumentError, match="COLIBRI_MODEL: found ''"):
@@ -264,7 +264,7 @@ def test_damaged_weights_are_reported_and_never_sampled(
     with pytest.raises(NumericalError, match=name):
         next(generation)
     assert generation.finish_reason == "cancelled"
-    assert generation.ids == []
+    assert generation.token_ids == []
 
 
 @pytest.mark.parametrize(("tensor", "name"), [

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import sys
 from typing import Any
 
+import jsonschema
 import pytest
 
 import colibri
 from colibri.config import SamplingParams
 from colibri.engine.model import Model
-from colibri.errors import ArgumentError
+from colibri.errors import ArgumentError, UnsupportedError
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -49,6 +53,84 @@ def test_a_list_of_prompts(model: Model) -> None:
     assert model.engine.waiting == before
     with pytest.raises(ArgumentError, match="expected integers"):
         model.generate(["a", 5], PARAMS)  # type: ignore[list-item]
+
+
+def test_a_list_of_conversations(model: Model) -> None:
+    questions = [[{"role": "user", "content": text}] for text in ("And the king?", "In the beginning?")]
+    alone = [model.chat(question, PARAMS).text for question in questions]
+    steps = model.engine.steps
+    assert [generation.text for generation in model.chat(questions, PARAMS)] == alone
+    assert model.engine.steps - steps < 2 * 12 + 3
+    waiting = model.engine.waiting
+    with pytest.raises(ArgumentError, match="role"):
+        model.chat([*questions, [{"content": "no role"}]], PARAMS)
+    assert model.engine.waiting == waiting
+
+
+SCHEMA = {
+    "type": "object", "properties": {"name": {"enum": ["king", "servant"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+
+
+class Person:
+    """As a pydantic model says what it is."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return SCHEMA
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA), Person], ids=["dict", "text", "class"])
+def test_a_text_of_a_schema(model: Model, schema: Any) -> None:
+    message = [{"role": "user", "content": "Who?"}]
+    for seed in range(3):
+        wanted = {"json_schema": schema, "max_tokens": 60, "temperature": 1.5, "seed": seed}
+        for generation in (model.generate("He said", **wanted), model.chat(message, **wanted)):
+            jsonschema.validate(json.loads(generation.text), SCHEMA)
+            assert generation.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": r"[0-9]{3}-[a-f]{2}"}, r"[0-9]{3}-[a-f]{2}"),
+        ({"choice": ["a \"quoted\" word", "größer", "back\\slash"]}, r'a "quoted" word|größer|back\\slash'),
+        ({"grammar": 'start: "x" NUMBER\nNUMBER: /[1-9]+/'}, r"x[1-9]+"),
+        ({"grammar": 'root ::= "y" [1-9]'}, r"y[1-9]"),
+    ],
+)
+def test_a_text_of_a_pattern(model: Model, constraint: dict[str, Any], pattern: str) -> None:
+    for seed in range(4):
+        params = SamplingParams(max_tokens=40, temperature=1.5, seed=seed, **constraint)
+        texts = [model.generate("He said", params).text, *(made.text for made in model.generate(["a", "b"], params))]
+        assert all(re.fullmatch(pattern, text) for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ({"json_schema": {"type": "nothing"}}, "json_schema: "),
+        ({"json_schema": "{"}, "json_schema: is no JSON"),
+        ({"json_schema": 5}, "json_schema: found 5, expected a schema as a dict, as JSON, or a pydantic model"),
+        ({"json_schema": {"a": object()}}, "json_schema: is no JSON"),
+        ({"regex": "["}, "regex: "),
+        ({"regex": 5}, "regex: found 5, expected a text"),
+        ({"choice": []}, r"choice: found \(\), expected some texts"),
+        ({"choice": "yes"}, "choice: found 'yes', expected a text or a list"),
+        ({"grammar": "start: other"}, "grammar: "),
+        ({"regex": "a", "choice": ["a"]}, "regex and choice: exclude each other"),
+    ],
+)
+def test_constraints_that_are_none(model: Model, constraint: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        model.generate("a", **constraint)
+
+
+def test_constraints_without_the_library(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UnsupportedError, match="pip install llguidance"):
+        model.generate("a", regex="a+")
 
 
 def test_the_text_waits_and_nothing_is_lost_to_iteration(model: Model) -> None:

@@ -52,7 +52,7 @@ USES: dict[str, Use] = {
     "chat role": lambda model, value: list(model.chat([{"role": value, "content": "x"}], PARAMS)),
     "chat params": lambda model, value: list(model.chat(MESSAGES, value)),
     "chat tools": lambda model, value: list(model.chat(MESSAGES, PARAMS, tools=value)),
-    "chat variables": lambda model, value: list(model.chat(MESSAGES, PARAMS, variables=value)),
+    "chat_template_kwargs": lambda model, value: list(model.chat(MESSAGES, PARAMS, chat_template_kwargs=value)),
     "swap_expert expert": lambda model, value: model.swap_expert(value, "nowhere.gguf"),
     "swap_expert file": lambda model, value: model.swap_expert(0, value),
     "revert_expert": lambda model, value: model.revert_expert(value),
@@ -66,8 +66,8 @@ USES: dict[str, Use] = {
        for name in SamplingParams.__dataclass_fields__},
     **{f"LoadOptions {name}": lambda model, value, name=name: LoadOptions(**{name: value})
        for name in LoadOptions.__dataclass_fields__},
-    **{f"load {name}": lambda model, value, name=name: colibri.load(**{"path": TEXT, name: value}).close()
-       for name in LoadOptions.__dataclass_fields__ if name != "beside"},
+    **{f"load {name}": lambda model, value, name=name: colibri.load(**{"model": TEXT, name: value}).close()
+       for name in {*LoadOptions.__dataclass_fields__, "model"} - {"beside", "path"}},
 }  # fmt: skip
 
 
@@ -102,12 +102,12 @@ def test_many_ids_are_counted_before_they_are_looked_at(load: Load) -> None:
         (lambda model: model.infer(5), "prompt: found 5, expected a list of token ids"),
         (lambda model: model.infer(b"abc"), "prompt: found b'abc', expected a list"),
         (lambda model: model.generate(["a", 5]), "prompt: found 'a' among the ids"),
-        (lambda model: model.generate("x", {"top_k": 1}), r"params: found {'top_k': 1}, expected .*SamplingParams"),
-        (lambda model: model.generate("x", {}), "params: found {}"),
+        (lambda model: model.generate("x", {"top_k": 1}), r"sampling_params: found {'top_k': 1}, expected .*Params"),
+        (lambda model: model.generate("x", {}), "sampling_params: found {}"),
         (lambda model: SamplingParams(logit_bias=5), "logit_bias: found 5, expected a table or pairs"),
         (lambda model: SamplingParams(stop=5), "stop: found 5, expected a text or a list of texts"),
         (lambda model: SamplingParams(temperature=10**5000), "temperature: found a int, expected"),
-        (lambda model: colibri.load(5), "path: found 5, expected a path"),
+        (lambda model: colibri.load(5), "model: found 5, expected a path"),
     ],
 )
 def test_what_is_said_of_them(load: Load, use: Callable[[Model], object], message: str) -> None:

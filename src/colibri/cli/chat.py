@@ -194,8 +194,9 @@ class Conversation:
         memory, times = self._model.memory(), generation.timings
         layers = counts[counts.sum(axis=1) > 0]
         favourites = " ".join(str(int(layer.argmax())) for layer in layers)
+        reused = f"{generation.cached} of {len(generation.prompt_token_ids)} prompt tokens reused"
         return (
-            f"[{len(generation.ids)} tokens, {rate(times.decode_tokens_per_s)}; {generation.cached} of "
-            f"{len(generation.prompt_ids)} prompt tokens reused; {int((counts > 0).sum())} experts in {len(layers)} "
+            f"[{len(generation.token_ids)} tokens, {rate(times.decode_tokens_per_s)}; {reused}; "
+            f"{int((counts > 0).sum())} experts in {len(layers)} "
             f"layers, most used: {favourites}; {readable(memory['expert_bytes_resident'])} of experts in memory]"
         )

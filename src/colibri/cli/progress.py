@@ -82,7 +82,7 @@ def fitted(message: str, seconds: str, columns: int | None) -> str:
 
 def prefilling(generation: Generation) -> Progress:
     """How far the prompt is, until the first token comes."""
-    tokens = len(generation.prompt_ids)
+    tokens = len(generation.prompt_token_ids)
 
     def share() -> float:
         return (generation.prefilled - generation.cached) / (tokens - generation.cached)

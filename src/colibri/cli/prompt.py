@@ -56,10 +56,11 @@ def _plain() -> str:
     return line
 
 
-def history_file() -> Path:
-    """Where messages are kept, as the XDG base directory specification has it."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "colibri" / "chat_history"
+def history_file() -> Path | None:
+    """Where messages are kept, as the XDG base directory specification has it; None for a user without a home."""
+    folders = os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state")
+    state = next((folder for folder in folders if os.path.isabs(folder)), None)
+    return None if state is None else Path(state) / "colibri" / "chat_history"
 
 
 def _session(commands: Words) -> PromptSession[str]:
@@ -84,6 +85,8 @@ def _history() -> History:
                 super().store_string(string)
 
     path = history_file()
+    if path is None:
+        return InMemoryHistory()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))

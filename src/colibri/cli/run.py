@@ -98,8 +98,8 @@ def report(model: Model, generation: Generation) -> dict[str, Any]:
     """The object of --json."""
     return {
         "model": model.describe(),
-        "prompt_tokens": generation.prompt_ids,
-        "tokens": generation.ids,
+        "prompt_tokens": generation.prompt_token_ids,
+        "tokens": generation.token_ids,
         "text": generation.text,
         "finish_reason": generation.finish_reason,
         "timings": generation.timings.as_dict(),
@@ -113,8 +113,8 @@ def _timings(model: Model, generation: Generation) -> str:
     first = "-" if times.first_token_s is None else f"{times.first_token_s:.2f} s"
     return (
         f"\nload {times.load_s:.2f} s, first token after {first}, "
-        f"prefill {rate(times.prefill_tokens_per_s)} ({len(generation.prompt_ids)} tokens), "
-        f"decode {rate(times.decode_tokens_per_s)} ({len(generation.ids)} tokens)\n"
+        f"prefill {rate(times.prefill_tokens_per_s)} ({len(generation.prompt_token_ids)} tokens), "
+        f"decode {rate(times.decode_tokens_per_s)} ({len(generation.token_ids)} tokens)\n"
         f"experts touched {routing['experts_touched']} of {routing['experts_total']} "
         f"({readable(memory['expert_bytes_resident'])} of experts in memory), "
         f"memory {readable(memory['peak_rss_bytes'])} at most"

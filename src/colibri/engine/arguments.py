@@ -44,7 +44,7 @@ def check_params(params: SamplingParams | None, changes: Mapping[str, Any] | Non
     if params is None:
         params = SamplingParams()
     if not isinstance(params, SamplingParams):
-        raise ArgumentError(f"params: found {shown(params)}, expected colibri.SamplingParams(...) or None")
+        raise ArgumentError(f"sampling_params: found {shown(params)}, expected colibri.SamplingParams(...) or None")
     names = [field.name for field in fields(SamplingParams)]
     for name in changes or ():
         if name not in names:
@@ -67,3 +67,10 @@ def many_prompts(prompt: Any) -> bool:
     if not isinstance(prompt, list | tuple) or not prompt:
         return False
     return all(isinstance(each, str) for each in prompt) or all(isinstance(each, list | tuple) for each in prompt)
+
+
+def many_conversations(messages: Any) -> bool:
+    """Whether these are several conversations: a list of lists of messages."""
+    if not isinstance(messages, list | tuple) or not messages:
+        return False
+    return all(isinstance(each, list | tuple) for each in messages)

@@ -16,7 +16,8 @@ from colibri.engine.statistics import Timings, timings
 class Generation(Iterator[Token]):
     """Yields tokens as they become final. What it holds is freed at its end, by `close`, or when it is dropped.
 
-    prompt_ids: what was prefilled. notes: what a user should know, such as a max_tokens that was cut to the context.
+    prompt_token_ids: what was prefilled. notes: what a user should know, such as a max_tokens that was cut to the
+    context.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Generation(Iterator[Token]):
 
     def __repr__(self) -> str:
         state = self.finish_reason or "goes on"
-        return f"<colibri.Generation {state}, {len(self.ids)} tokens: {shown(''.join(self._parts))}>"
+        return f"<colibri.Generation {state}, {len(self.token_ids)} tokens: {shown(''.join(self._parts))}>"
 
     @property
-    def prompt_ids(self) -> list[int]:
+    def prompt_token_ids(self) -> list[int]:
         """The ids of the prompt."""
         return self._sequence.ids[: self._sequence.prompt_length]
 
@@ -77,7 +78,7 @@ class Generation(Iterator[Token]):
         return self._sequence.cached
 
     @property
-    def ids(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         """The ids chosen so far, end tokens left out."""
         return self._sequence.generated
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 from colibri import ops
 from colibri.cache.kv import blocks_for
 from colibri.cache.prefix import SharedCache
-from colibri.config import DEFAULT_CONTEXT, KvType, LoadOptions, Precision, Speculate, check_path, readable
-from colibri.engine.arguments import check_ram
+from colibri.config import DEFAULT_CONTEXT, LoadOptions, readable
 from colibri.engine.copies import states_of_guesses
 from colibri.engine.engine import Engine
 from colibri.engine.model import Model, model_path
@@ -38,35 +36,6 @@ from colibri.weights.checkpoint import Checkpoint
 ROWS_AN_EXPERT = 128  # for which an expert is computed while it could be read from a disk, about
 MORE_SNAPSHOTS = 2  # of states, than one for each sequence
 CHUNK_SHARE = 16  # of the room for slots: what a longer chunk may take
-
-
-def load(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    ram: int | str | None = None,
-    threads: int | None = None,
-    context: int | None = None,
-    precision: Precision = "fast",
-    sequences: int = 1,
-    chunk: int = 512,
-    share_prefixes: bool = False,
-    kv_type: KvType = "f16",
-    speculate: Speculate = "auto",
-) -> Model:
-    """Open a model: a .gguf file (any of a split), a Hugging Face directory, or the embedded demo (None).
-
-    ram: bytes that the process may take, or a text as "2.5G" (GiB); experts beyond it are read when they are needed.
-    context: tokens of one sequence, by default the model's own up to 4096. See LoadOptions. Without a path,
-    COLIBRI_MODEL names the model.
-    Raises ColibriError's kinds: FileError, FormatError, UnsupportedError, MemoryBudgetError, ArgumentError.
-    """
-    return open_model(
-        LoadOptions(
-            path=None if path is None else check_path("path", path), ram=check_ram(ram), threads=threads,
-            context=context, precision=precision, sequences=sequences, chunk=chunk, share_prefixes=share_prefixes,
-            kv_type=kv_type, speculate=speculate,
-        )
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.config import SamplingParams, check_integer, check_path, shown
-from colibri.engine.arguments import check_ids, check_params, known_length, many_prompts
+from colibri.engine.arguments import check_ids, check_params, known_length, many_conversations, many_prompts
 from colibri.engine.engine import Engine, RowsWatcher
 from colibri.engine.generation import Generation
+from colibri.engine.grammar import Grammars, grammar_of
 from colibri.engine.sequence import Constraint, PromptWatcher, Sequence as Running
 from colibri.engine.statistics import describe_model
 from colibri.errors import ArgumentError, ContextFullError, FileError
@@ -114,53 +116,67 @@ class Model:
 
     @overload
     def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **changes: Any
+        self, prompts: str | Sequence[int], sampling_params: SamplingParams | None = None, **changes: Any
     ) -> Generation: ...
     @overload
     def generate(
-        self, prompt: Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None, **changes: Any
-    ) -> list[Generation]: ...
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], sampling_params: SamplingParams | None = None,
+        **changes: Any,
+    ) -> list[Generation]: ...  # fmt: skip
     def generate(
-        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        params: SamplingParams | None = None, **changes: Any,
+        self, prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | None = None, **changes: Any,
     ) -> Generation | list[Generation]:  # fmt: skip
         """Continue a text or ids: an iterator of Token(id, text, logprob). For a list of prompts, a list of them.
 
-        Several go through the layers together, whichever is waited for. changes: parameters by name, as
-        temperature=0. A text is encoded with the begin token where the checkpoint asks for it. Raises ArgumentError
-        and ContextFullError at once, NumericalError and FileError while it goes on.
+        Several go through the layers together, whichever is waited for. changes: parameters by name, as temperature=0
+        or json_schema={...}. A text is encoded with the begin token where the checkpoint asks for it. Raises
+        ArgumentError and ContextFullError at once, NumericalError and FileError while it goes on.
         """
         self._check_open()
-        wanted = check_params(params, changes)
-        if not many_prompts(prompt):
-            return self._continue(cast("str | Sequence[int]", prompt), wanted)
-        texts = isinstance(prompt[0], str)
-        prompts = [self._check_ids(self._encode(each) if isinstance(each, str) else cast(Any, each)) for each in prompt]
-        return [self._start(ids, wanted, continues=texts) for ids in prompts]
+        params = check_params(sampling_params, changes)
+        if not many_prompts(prompts):
+            return self._continue(cast("str | Sequence[int]", prompts), params)
+        texts = isinstance(prompts[0], str)
+        ids = [self._check_ids(self._encode(each) if isinstance(each, str) else cast(Any, each)) for each in prompts]
+        return [self._start(each, params, continues=texts) for each in ids]
 
     def _continue(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
         ids = self._encode(prompt) if isinstance(prompt, str) else prompt
         return self._start(ids, params, continues=isinstance(prompt, str))
 
+    @overload
     def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None, *,
+        tools: Sequence[Mapping[str, Any]] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
         **changes: Any,
-    ) -> Generation:
+    ) -> Generation: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Sequence[Sequence[Mapping[str, Any]]], sampling_params: SamplingParams | None = None, *,
+        tools: Sequence[Mapping[str, Any]] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> list[Generation]: ...  # fmt: skip
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | None = None, *, tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None, **changes: Any,
+    ) -> Generation | list[Generation]:  # fmt: skip
         """The next message of a conversation, [{"role": "user", "content": "..."}], by the checkpoint's template.
 
-        `variables` go to the template (such as enable_thinking). changes: sampling parameters by name. Raises
-        ArgumentError where the template refuses.
+        For a list of conversations, a list of them, as `generate` has it. chat_template_kwargs go to the template (such
+        as enable_thinking). changes: sampling parameters by name. Raises ArgumentError where the template refuses.
         """
         self._check_open()
-        wanted = check_params(params, changes)
-        text = self.tokenizer.render_chat(messages, tools=tools, variables=variables)
-        self._check_length(text)
-        return self._start(self.tokenizer.encode(text, add_special=False), wanted, continues=False)
+        params = check_params(sampling_params, changes)
+        several = many_conversations(messages)
+        prompts = []
+        for each in cast(Any, messages if several else [messages]):
+            text = self.tokenizer.render_chat(each, tools=tools, variables=chat_template_kwargs)
+            self._check_length(text)
+            prompts.append(self._check_ids(self.tokenizer.encode(text, add_special=False)))
+        made = [self._start(ids, params, continues=False) for ids in prompts]
+        return made if several else made[0]
 
     def _encode(self, text: str) -> list[int]:
         self._check_length(text)
@@ -192,6 +208,8 @@ class Model:
         ids = self._check_ids(prompt)
         if len(prediction):
             prediction = check_ids(prediction, self.spec.vocab_size, len(prediction), "prediction")
+        if constraint is None and (grammar := grammar_of(params)) is not None:
+            constraint = self.grammars.constraint(grammar)
         room = self.context - len(ids)
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         decoder = None
@@ -249,6 +267,12 @@ class Model:
         if self._tokenizer is None:  # the loader knows best what is missing
             self._tokenizer = load_tokenizer(self.checkpoint.tokenizer_source, self.checkpoint.family.pre_tokenizers)
         return self._tokenizer
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles what texts must match."""
+        tokenizer = self.tokenizer if self.has_tokenizer else None
+        return Grammars(tokenizer, self.spec.vocab_size, self.end_ids)
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -119,7 +119,7 @@ class Bench:
         step = self._model.engine.step
         steps = []
         with self._model.generate(self._ids(self._options.depth), params) as generation:
-            while not generation.ids:
+            while not generation.token_ids:
                 step()
             with NativeTime() if watch else nullcontext() as timer:
                 while generation.finish_reason is None:

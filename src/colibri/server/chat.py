@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from colibri.config import Token
-from colibri.server.constraints import check_grammar, forced_schema, json_grammar, lark_grammar
+from colibri.engine.grammar import check_grammar, json_grammar, lark_grammar
+from colibri.server.constraints import forced_schema
 from colibri.server.problems import bad_request, json_response
 from colibri.server.protocol import Output, Submit
 from colibri.server.replies import Usage, chat_logprobs, new_id
@@ -155,9 +157,9 @@ def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None
     if isinstance(choice, NamedTool):
         if choice.function.name not in {tool["function"]["name"] for tool in offered}:
             raise bad_request(f"tool_choice: no tool is called {choice.function.name!r}", "tool_choice")
-        return _checked("tools", json_grammar(forced_schema(offered, choice.function.name)))
+        return _checked("tools", _json_grammar(forced_schema(offered, choice.function.name)))
     if choice == "required":
-        return _checked("tools", json_grammar(forced_schema(offered, None)))
+        return _checked("tools", _json_grammar(forced_schema(offered, None)))
     if body.grammar is not None:
         return _checked("grammar", lark_grammar(body.grammar))
     wanted = body.response_format
@@ -165,8 +167,12 @@ def _grammar(body: ChatRequest, offered: Sequence[dict[str, Any]]) -> str | None
         return None
     schema = wanted.schema_ if wanted.json_schema is None else wanted.json_schema.schema_
     if schema is None:
-        return json_grammar({"type": "object"})
-    return _checked("response_format", json_grammar(schema))
+        return _json_grammar({"type": "object"})
+    return _checked("response_format", _json_grammar(schema))
+
+
+def _json_grammar(schema: dict[str, Any] | bool) -> str:
+    return json_grammar(json.dumps(schema), "response_format.json_schema.schema")
 
 
 def _checked(name: str, grammar: str) -> str:

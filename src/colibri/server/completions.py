@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from colibri.server.constraints import check_grammar, lark_grammar
+from colibri.engine.grammar import check_grammar, lark_grammar
 from colibri.server.problems import json_response
 from colibri.server.protocol import Output, PromptLogits, Submit
 from colibri.server.replies import CompletionLogprobs, Usage, joined, new_id

@@ -24,7 +24,6 @@ from colibri.engine.model import Model
 from colibri.engine.sequence import Sequence
 from colibri.errors import ArgumentError, ChangedFileError, ColibriError
 from colibri.server import protocol
-from colibri.server.constraints import Grammars
 from colibri.server.heartbeat import BEAT_S, Heart
 from colibri.server.prompt_logits import PooledStates, PromptWatcher
 
@@ -65,7 +64,6 @@ class Worker:
         self._model = model
         self._sequences = sequences
         self._running: dict[int, _Running] = {}
-        self._grammars = Grammars(model)
         self._totals = protocol.EngineTotals()
         self._experts = False
         self._next_stats = 0.0
@@ -125,7 +123,7 @@ class Worker:
 
     def _submit(self, command: protocol.Submit) -> None:
         try:
-            constraint = None if command.grammar is None else self._grammars.constraint(command.grammar)
+            constraint = None if command.grammar is None else self._model.grammars.constraint(command.grammar)
             prompt: PromptWatcher | PooledStates | None = None
             if command.pooled:
                 prompt = PooledStates(len(command.ids))

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from terminal import Terminal
 
+from colibri.cli.prompt import history_file
+
 Chat = Callable[..., Terminal]
 CHAT = [sys.executable, "-m", "colibri.cli", "chat", "--seed", "3", "--max-tokens", "8"]
 
@@ -44,6 +46,12 @@ def answered(*said: str) -> Callable[[list[str]], bool]:
         return bool(places) and len(lines) > places[-1] + 2 and prompted(lines)
 
     return seen
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert history_file() is None
 
 
 @pytest.mark.parametrize("columns", [50, 120])

@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 from fake_hub import COMMIT, DIRECTORY, GOLDEN, MODEL, Hub, Repo, etag_of
 
+import colibri
 from colibri.cli import main
 from colibri.errors import ColibriError, FileError, FormatError, MemoryBudgetError, UnsupportedError
 from colibri.hub import choice, pull as pulling
@@ -439,3 +440,20 @@ def test_files_that_two_snapshots_share_stay_for_the_other(hub: Hub) -> None:
     assert cached_models() == []  # of the newest commit
     assert len(list(repo_folder("org/model").glob("snapshots/*/*"))) == 1
     assert len(list(repo_folder("org/model").glob("blobs/*"))) == 1
+
+
+def test_a_program_loads_by_name(hub: Hub, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with colibri.load("org/model") as model:
+        fetched = list(model.generate([1, 2], max_tokens=3, seed=1))
+    gets = len(hub.gets)
+    assert gets
+    with colibri.load("org/model:Q8_0") as model:
+        assert list(model.generate([1, 2], max_tokens=3, seed=1)) == fetched
+    monkeypatch.setenv("COLIBRI_MODEL", "org/model")
+    assert len(colibri.infer(None, [1, 2])) == 2
+    assert len(hub.gets) == gets
+    with pytest.raises(FileError, match="org/other"):
+        colibri.load("org/other")
+    with pytest.raises(FileError):  # a path is no name
+        colibri.load(Path("org/model"))
+    assert capfd.readouterr().out == ""
