@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import colibri
 from colibri.config import Precision
 from colibri.conversion.convert import Options, convert
+from colibri.conversion.mixes import MIXES
 from colibri.conversion.source import open_source
 from colibri.conversion.tokenizer_export import tokenizer_metadata
 from colibri.observe.perplexity import negative_log_likelihood
@@ -95,7 +96,7 @@ def table_of(source: Path, texts: list[Path], window: int, most: int) -> Iterato
     yield "| quantisation | MB | perplexity | KL divergence | same first token | KL divergence, fast |"
     yield "|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as directory:
-        for name in ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"):
+        for name in reversed(MIXES):
             report = convert(checkpoint, Path(directory) / f"{name}.gguf", Options(name, tokenizer))
             exact = compare(name, report.nbytes, expected, logits_of(report.files[0], windows, "exact"), windows)
             fast = compare(name, report.nbytes, expected, logits_of(report.files[0], windows, "fast"), windows)

@@ -22,7 +22,7 @@ from colibri import ops
 from colibri.conversion.dequantize import dequantize
 
 Quantizer = Callable[[str, NDArray[np.float32], Any], NDArray[np.uint8]]
-TYPES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4"]
+TYPES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4", "Q3_K", "Q2_K", "IQ4_XS", "IQ4_NL", "Q5_0", "Q5_1", "Q4_1"]
 ROWS, COLUMNS = 256, 2048
 
 

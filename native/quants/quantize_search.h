@@ -89,6 +89,8 @@ INLINE struct line search_line(const float *x, const float *w, int n, float top,
 
 /* q of the value of the largest magnitude, one for each start, picked like `ends`. */
 static const float reach_7[] = {-8.23f, -7.78f, -8.67f, -7.17f, -9.56f, 7.18f, -8.84f, -10.3f};
+static const float reach_3[] = {-4.2f, -3.7f, -4.8f, -3.2f, 3.2f, -5.5f, 4.4f, -2.6f};
+static const float reach_15[] = {-16.2f, -15.5f, -17, -14.6f, 15.2f, -18.5f, 14.3f, -13.7f};
 static const float reach_31[] = {-32.11f, -31.02f, -29.94f, -29.07f, 28.01f, -27.12f};
 
 INLINE vfloat search_scale(const float *x, const float *w, int n, float top, const float *reach, int starts,

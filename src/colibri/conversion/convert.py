@@ -76,7 +76,7 @@ def convert(checkpoint: Checkpoint, destination: Path, options: Options, progres
     Raises FileError (space, disk), FormatError (damaged source), UnsupportedError, ArgumentError (something is there).
     """
     mix = find_mix(options.quantization)
-    outputs = plan_outputs(checkpoint, mix, options.only_expert)
+    outputs = plan_outputs(checkpoint, mix, options.only_expert, options.importance is not None)
     count = sum(output.checksums for output in outputs)
     metadata = output_metadata(checkpoint, mix, options.tokenizer, count, options.only_expert)
     if options.name is not None:

@@ -51,13 +51,16 @@ class Output:
         return len(self.parts) if is_merged_experts(self.spec.name) else 1
 
 
-def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = None) -> list[Output]:
+def plan_outputs(
+    checkpoint: Checkpoint, mix: Mix, only_expert: int | None = None, important: bool = False
+) -> list[Output]:
     """Every tensor of the output, or with `only_expert` the matrices of that expert in each layer.
 
     Raises UnsupportedError for source formats that are not read, FormatError for experts that are missing.
     """
     experts = checkpoint.metadata.integer(checkpoint.key("expert_count"))
-    context = Context(checkpoint.layers, experts, tied="output.weight" not in checkpoint.tensors)
+    tied = "output.weight" not in checkpoint.tensors
+    context = Context(checkpoint.layers, experts, tied, _heads_a_value(checkpoint), important)
     gathered = _gather(checkpoint, experts)
     if context.tied and checkpoint.family.never_tied:
         gathered["output.weight"] = gathered["token_embd.weight"]
@@ -79,6 +82,13 @@ def plan_outputs(checkpoint: Checkpoint, mix: Mix, only_expert: int | None = Non
         parts, order = _in_stored_order(name, parts, orders)
         outputs.append(Output(TensorSpec(name, type_name, shape), parts, order))
     return sorted(outputs, key=lambda output: _place(output.spec.name))
+
+
+def _heads_a_value(checkpoint: Checkpoint) -> int:
+    """Query heads for each of keys and values, in the layer where they are fewest."""
+    heads, kept = (checkpoint.metadata.get(checkpoint.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    most = int(np.max(heads)) if heads is not None else 1
+    return most // max(1, int(np.max(kept))) if kept is not None else 1
 
 
 def _gather(checkpoint: Checkpoint, experts: int) -> dict[str, tuple[TensorInfo, ...]]:

@@ -147,7 +147,8 @@ def test_every_quantisation_stays_near_the_source(tmp_path: Path, quantization: 
     written, source = read_all(tmp_path / "m.gguf"), source_values("qwen3_moe")
     original = source["model.layers.0.mlp.experts.2.gate_proj.weight"]
     error = np.abs(written["blk.0.ffn_gate_exps.weight"][2] - original).max()
-    assert error <= {"mxfp4": 1.2, "q4_0": 0.4}.get(quantization, 0.05)
+    chosen = tensor_type(mix(quantization), "blk.0.ffn_gate_exps.weight", original.shape, Context(2, 4, tied=False))
+    assert error <= {"MXFP4": 1.2, "Q4_0": 0.4, "Q4_1": 0.4, "IQ4_NL": 0.5, "Q5_0": 0.2, "Q5_1": 0.2}.get(chosen, 0.05)
     np.testing.assert_array_equal(written["blk.0.ffn_gate_inp.weight"], source["model.layers.0.mlp.gate.weight"])
 
 
@@ -346,17 +347,31 @@ def test_mixes_give_more_bits_where_they_say() -> None:
     assert tensor_type(chosen, "blk.0.ffn_down_exps.weight", (8, 10, 512), eight) == "Q6_K"
     assert tensor_type(chosen, "blk.4.ffn_down_exps.weight", (8, 10, 512), eight) == "Q4_K"
     assert tensor_type(chosen, "blk.4.ffn_gate_inp.weight", (8, 512), eight) == "F32"
-    assert tensor_type(chosen, "blk.4.ffn_up_exps.weight", (8, 10, 96), eight) == "Q8_0"
+    assert tensor_type(chosen, "blk.4.ffn_up_exps.weight", (8, 10, 96), eight) == "Q5_0"
     assert tensor_type(chosen, "blk.4.ffn_up_exps.weight", (8, 10, 100), eight) == "F16"
     many = Context(layers=48, experts=128, tied=True)
     assert tensor_type(chosen, "blk.0.attn_v.weight", (10, 512), many) == "Q6_K"
     assert tensor_type(chosen, "blk.0.attn_k.weight", (10, 512), many) == "Q4_K"
     assert tensor_type(chosen, "token_embd.weight", (10, 512), many) == "Q6_K"
-    assert tensor_type(mix("mxfp4"), "blk.0.ffn_up_exps.weight", (8, 10, 512), many) == "MXFP4"
-    assert tensor_type(mix("mxfp4"), "blk.0.attn_q.weight", (10, 512), many) == "Q8_0"
+    assert tensor_type(mix("mxfp4_moe"), "blk.0.ffn_up_exps.weight", (8, 10, 512), many) == "MXFP4"
+    assert tensor_type(mix("mxfp4_moe"), "blk.0.attn_q.weight", (10, 512), many) == "Q8_0"
+    small = mix("q3_k_m")
+    types = [tensor_type(small, f"blk.{layer}.ffn_down_exps.weight", (8, 10, 512), many) for layer in (0, 2, 3)]
+    assert types == ["Q5_K", "Q5_K", "Q4_K"]
+    assert [tensor_type(small, f"blk.{layer}.attn_v.weight", (10, 512), many) for layer in (1, 2)] == ["Q5_K", "Q4_K"]
+    shared, important = many._replace(heads_a_value=4), many._replace(important=True)
+    assert tensor_type(mix("q2_k"), "blk.9.attn_v.weight", (10, 512), shared) == "Q4_K"
+    assert tensor_type(mix("q2_k"), "blk.9.attn_v.weight", (10, 512), many) == "Q3_K"
+    for name, plain, weighed in (("iq4_xs", "Q5_K", "IQ4_XS"), ("q5_0", "Q5_0", "Q5_1"), ("q4_0", "Q4_0", "Q4_1")):
+        assert tensor_type(mix(name), "blk.5.ffn_down_exps.weight", (8, 10, 512), many) == plain
+        assert tensor_type(mix(name), "blk.5.ffn_down_exps.weight", (8, 10, 512), important) == weighed
+    odd = {"q2_k": "Q4_0", "q3_k_l": "Q4_0", "iq4_xs": "IQ4_NL", "q4_k_s": "Q5_0", "q5_k_s": "Q5_1", "q6_k": "Q8_0"}
+    for name, instead in odd.items():
+        assert tensor_type(mix(name), "blk.9.attn_q.weight", (10, 704), many) == instead
+        assert tensor_type(mix(name), "blk.9.attn_q.weight", (10, 100), many) == "F16"
     assert [layer for layer in range(16) if more_bits(layer, 16)] == [0, 1, 4, 7, 10, 13, 14, 15]
     with pytest.raises(ArgumentError, match="q4_k_m"):
-        mix("q3_k_s")
+        mix("iq1_s")
 
 
 def test_importance_reaches_the_quantiser(tmp_path: Path) -> None:
@@ -410,7 +425,7 @@ def test_damaged_importances(tmp_path: Path, data: bytes) -> None:
 
 def test_formats_match_the_references(tmp_path: Path) -> None:
     """GGUF's codes are those that the reference names."""
-    run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf", "mxfp4")
+    run(write_directory(tmp_path / "hf", "olmoe"), tmp_path / "m.gguf", "mxfp4_moe")
     codes = {tensor.name: int(tensor.tensor_type) for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     assert codes["blk.0.ffn_gate_exps.weight"] == reference.FORMATS["MXFP4"].code
     assert codes["blk.0.attn_q.weight"] == reference.FORMATS["Q8_0"].code
