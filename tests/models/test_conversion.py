@@ -110,4 +110,4 @@ def test_every_format_of_every_architecture(load: Load, tmp_path: Path, name: st
         if quantization == "f32":
             np.testing.assert_array_equal(converted, original)
     blocks = {mix.type for mix in MIXES.values()}
-    assert blocks | {"F32"} <= seen <= blocks | {"Q4_1", "IQ4_NL"}
+    assert blocks | {"F32"} <= seen <= blocks | {"MXFP4"}
