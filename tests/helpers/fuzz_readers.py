@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import struct
@@ -10,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch_files import permuted, save_old, write_zip
@@ -22,8 +23,13 @@ from colibri.errors import ColibriError
 from colibri.models.registry import FAMILIES, model_spec, open_checkpoint
 from colibri.text import load_tokenizer, render_chat
 from colibri.text.embedded_json import JSON
+from colibri.weights.file_reader import FileReader
 from colibri.weights.gguf import read_gguf
 from colibri.weights.gguf_writer import gguf_header
+from colibri.weights.json_file import read_object
+from colibri.weights.metadata import Metadata
+from colibri.weights.paired import with_sides
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.safetensors import read_file as read_safetensors
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -110,6 +116,44 @@ def _safetensors_seeds() -> list[bytes]:
     return [data[: 8 + int.from_bytes(data[:8], "little")]]
 
 
+def _number_formats(folder: Path, data: bytes) -> None:
+    """quantization_config, a zero, the header of a file; what is made of its tensors is read where it is not large."""
+    method, _, header = data.partition(b"\0")
+    _write(folder / "q.json", method)
+    ends = re.findall(rb'"data_offsets": ?\[\d+, ?(\d{1,6})\]', header)
+    size = max(map(int, ends), default=0)
+    path = _write(folder / "q.safetensors", struct.pack("<Q", len(header)) + header, size)
+    config = Metadata(folder / "q.json", {"quantization_config": read_object(folder / "q.json")})
+    for info in with_sides(read_safetensors(path), config).values():
+        if info.encoding is not None and len(info.shape) == 2 and info.nbytes < 1 << 20:
+            read_rows(info, 0, min(info.shape[0], 40), fetched_by(FileReader()))
+
+
+def _number_format_seeds() -> list[bytes]:
+    packed = {"config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+    four = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}
+    seeds: list[tuple[dict[str, Any], dict[str, tuple[str, list[int], int]]]] = [
+        ({"weight_block_size": [128, 128]}, {"": ("F8_E4M3", [48, 192], 9216), "_scale_inv": ("F32", [1, 2], 8)}),
+        (packed,
+         {"_packed": ("I32", [16, 8], 512), "_scale": ("BF16", [16, 2], 64), "_zero_point": ("I32", [2, 2], 16)}),
+        (packed,
+         {"_packed": ("U8", [16, 32], 512), "_scale": ("F8_E4M3", [16, 4], 64), "_global_scale": ("F32", [1], 4)}),
+        ({}, {"": ("I8", [16, 64], 1024), "_scale": ("F16", [16, 1], 32)}),
+        (four, {".qweight": ("I32", [8, 16], 512), ".qzeros": ("I32", [1, 2], 8), ".scales": ("F16", [1, 16], 32)}),
+        (four | {"quant_method": "awq"},
+         {".qweight": ("I32", [64, 2], 512), ".qzeros": ("I32", [1, 2], 8), ".scales": ("F16", [1, 16], 32)}),
+    ]  # fmt: skip
+    made = []
+    for method, parts in seeds:
+        header, at = {}, 0
+        for end, (kind, shape, nbytes) in parts.items():
+            name = f"w{end}" if end.startswith(".") else f"w.weight{end}"
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + nbytes]}
+            at += nbytes
+        made.append(json.dumps(method).encode() + b"\0" + json.dumps(header).encode())
+    return made
+
+
 def _pickle_seeds() -> list[bytes]:
     states = (GOLDEN / "deepspeed-top1" / "global_step7").glob("*expert_0_*.pt"), GOLDEN.glob("*/*/mp_rank_00_*.pt")
     found = []
@@ -139,6 +183,7 @@ READERS: Mapping[str, Reader] = {
     "template": Reader(_template, lambda: [_TEMPLATE.encode()]),
     "safetensors": Reader(_safetensors, _safetensors_seeds),
     "config": Reader(_config, lambda: [(MODEL / "config.json").read_bytes()]),
+    "number_formats": Reader(_number_formats, _number_format_seeds),
     "torch": Reader(lambda folder, data: read_torch(_write(folder / "m.bin", data)), _torch_seeds),
     "pickle": Reader(_pickle, _pickle_seeds),
     "imatrix": Reader(lambda folder, data: read_imatrix(_write(folder / "i.dat", data)), _imatrix_seeds),

@@ -109,7 +109,6 @@ def _show_expert(path: Path, single: SingleExpert, as_json: bool) -> None:
 
 
 def _table(spec: ModelSpec, summary: Summary, tokenizer: Tokenizer | None) -> Table:
-    low, high = summary.expert_bytes
     rows = {
         "model": spec.name,
         "architecture": f"{spec.architecture}, {len(spec.layers)} layers, hidden size {spec.hidden_size}",
@@ -119,11 +118,17 @@ def _table(spec: ModelSpec, summary: Summary, tokenizer: Tokenizer | None) -> Ta
         "parameters": f"{count(summary.parameters)}, {count(summary.active_parameters)} active for a token",
         "file": f"{readable(summary.file_bytes)} in {summary.files} {summary.format} file{'s' * (summary.files > 1)}",
         "dense part": readable(summary.dense_bytes),
-        "an expert": readable(low) if low == high else f"{readable(low)} to {readable(high)}",
+        "an expert": _range(summary.expert_bytes),
+        "in memory": f"{readable(summary.memory_bytes)} in all, {_range(summary.expert_memory_bytes)} an expert",
         "block types": ", ".join(f"{name} {readable(nbytes)}" for name, nbytes in summary.bytes_by_type.items()),
     }
     rows |= {"vocabulary": f"{spec.vocab_size} ids, no tokenizer"} if tokenizer is None else _vocabulary(tokenizer)
     return _rows(rows)
+
+
+def _range(sizes: tuple[int, int]) -> str:
+    low, high = sizes
+    return readable(low) if low == high else f"{readable(low)} to {readable(high)}"
 
 
 def _rows(rows: Mapping[str, str]) -> Table:

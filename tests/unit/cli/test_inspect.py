@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoint_files import VOCABULARY, model_metadata, write_model
+from checkpoint_files import HIDDEN, VOCABULARY, WIDTH, model_metadata, model_tensors, write_model
 
 from colibri.cli import main
 from colibri.weights.gguf import read_gguf
@@ -22,6 +22,22 @@ def test_with_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ends with" in shown
     assert main(["inspect", "-m", str(GOLDEN / "qwen3_moe-gqa-f32"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tokenizer"]["end_ids"] == [0, 2]
+
+
+def test_wider_blocks_count_as_they_are_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tile of IQ2_XXS takes 104 bytes where the file's block has 66, of 16 rows each."""
+    specs = [
+        TensorSpec(spec.name, "IQ2_XXS" if "_exps" in spec.name else spec.type,
+                   tuple(256 if size in (HIDDEN, WIDTH) else size for size in spec.shape))
+        for spec in model_tensors()
+    ]  # fmt: skip
+    write_model(tmp_path / "m.gguf", model_metadata(embedding_length=256, feed_forward_length=256), specs)
+    assert main(["inspect", "-m", str(tmp_path / "m.gguf"), "--json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["sizes"]
+    assert sizes["expert_bytes"] == [3 * 256 * 66] * 2
+    assert sizes["expert_memory_bytes"] == [3 * 256 * 104] * 2
+    routers = 2 * 12 * 256 * 4  # have four rows, and tiles sixteen
+    assert sizes["memory_bytes"] == sizes["dense_bytes"] + sizes["routed_bytes"] // 66 * 104 + routers
 
 
 def test_without_a_tokenizer_and_with_a_name_like_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
