@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 from colibri.cli import EXIT_ERROR, EXIT_INTERRUPTED
+from colibri.cli.config_file import config_option
 from colibri.cli.epilog import epilog
 from colibri.cli.output import problem
 from colibri.errors import ColibriError
@@ -48,6 +49,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"colibri.cli.{cmd_name}")
         command: click.Command = module.command
+        if not any(param.name == "config" for param in command.params):
+            command.params.append(config_option(COMMANDS))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -69,7 +72,9 @@ def run(arguments: Sequence[str] | None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # shown as notes by the commands that go on
-            result = group.main(args=arguments, prog_name="colibri", standalone_mode=False)
+            result = group.main(
+                args=arguments, prog_name="colibri", standalone_mode=False, auto_envvar_prefix="COLIBRI"
+            )
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.Abort:
