@@ -23,8 +23,9 @@ DIST = ROOT / "dist"
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 STABLE_ABI = (3, 12)  # wheel.py-api of pyproject.toml
 NEEDED_IN_WHEEL = (
-    "colibri/py.typed", "colibri/demo/colibri-demo.gguf", "licenses/LICENSE", "licenses/licenses/nanobind.txt",
-    "licenses/licenses/robin-map.txt", "licenses/src/colibri/demo/heldout/LICENSES.md",
+    "colibri/py.typed", "colibri/demo/colibri-demo.gguf", "colibri/server/page/index.html", "licenses/LICENSE",
+    "licenses/licenses/markdown-it.txt", "licenses/licenses/nanobind.txt", "licenses/licenses/robin-map.txt",
+    "licenses/src/colibri/demo/heldout/LICENSES.md",
 )  # fmt: skip
 
 

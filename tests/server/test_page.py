@@ -1,88 +1,55 @@
-"""The page in a real browser: type, send, see text stream and the experts light up."""
+"""The page in a real browser over a real engine: text streams, experts light up, and what is said when things fail."""
 
 from __future__ import annotations
 
 import os
-import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import Server
+from .browser import CHROMIUM, DRIVER, Page, make_browser
+from .conftest import Server, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs Debian's packages chromium and chromium-driver"
 )
-SCREENSHOTS = Path(os.environ.get("COLIBRI_SCREENSHOTS", "build/screenshots"))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.add_argument("--window-size=1280,860")
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    driver = make_browser()
     yield driver
     driver.quit()
 
 
 @pytest.fixture
-def page(server: Server, browser: Any) -> Any:
-    browser.get(server.url)
-    wait(browser, lambda: "layers" in text(browser, "model"))
-    return browser
+def page(server: Server, browser: Any) -> Page:
+    return Page(browser).open(server.url).connected()
 
 
-def wait(browser: Any, condition: Any, seconds: float = 20) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser, seconds, poll_frequency=0.03).until(lambda _: condition())
-
-
-def text(browser: Any, element: str) -> str:
-    return str(browser.find_element("id", element).text)
-
-
-def fill(browser: Any, element: str, value: str) -> None:
-    field = browser.find_element("id", element)
-    field.clear()
-    field.send_keys(value)
-
-
-def answer(browser: Any) -> str:
-    found = browser.find_elements("css selector", ".message.assistant")
-    return str(found[-1].text) if found else ""
-
-
-def watch_answers(browser: Any) -> None:
+def watch_answers(page: Page) -> None:
     """Count in window.stages how often the answer grows, in the page itself: looking from outside is too slow."""
-    browser.execute_script("""
+    page.run("""
         window.stages = 0;
         let last = "";
         new MutationObserver(() => {
-            const now = [...document.querySelectorAll(".message.assistant")].at(-1)?.textContent ?? "";
+            const now = [...document.querySelectorAll(".message.assistant .body")].at(-1)?.textContent ?? "";
             if (now.length > last.length && now.startsWith(last)) window.stages += 1;
             last = now;
-        }).observe(document.getElementById("messages"), {childList: true, subtree: true, characterData: true});
+        }).observe(document.getElementById("log"), {childList: true, subtree: true, characterData: true});
     """)
 
 
-def pixels(browser: Any) -> str:
-    return str(browser.execute_script("return document.getElementById('map').toDataURL()"))
+def pixels(page: Page) -> str:
+    return str(page.run("return document.getElementById('map').toDataURL()"))
 
 
-def colours(browser: Any) -> dict[str, str]:
+def colours(page: Page) -> dict[str, str]:
     script = "const style = getComputedStyle(document.body); return {ink: style.color, paper: style.backgroundColor}"
-    found: dict[str, str] = browser.execute_script(script)
+    found: dict[str, str] = page.run(script)
     return found
 
 
@@ -93,66 +60,177 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def screenshot(browser: Any, name: str) -> None:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    browser.save_screenshot(str(SCREENSHOTS / f"{name}.png"))
-
-
-def test_text_streams_and_the_experts_light_up(page: Any) -> None:
-    fill(page, "tokens", "900")
-    fill(page, "temperature", "1")
-    page.execute_script("document.getElementById('temperature').value = 1")
+def test_text_streams_and_the_experts_light_up(page: Page) -> None:
+    page.set("tokens", "900")
+    page.set("temperature", "1")
     dark = pixels(page)
     watch_answers(page)
     for _ in range(8):  # the model may have little to say: ask again
-        page.find_element("id", "clear").click()
-        fill(page, "prompt", "Tell me of the beginning of all things, and leave nothing out.")
-        page.find_element("id", "send").click()
-        wait(page, lambda: answer(page) != "" and text(page, "send") == "Send", 60)
-        if (stages := page.execute_script("return window.stages")) > 3:
+        page.click("clear")
+        page.send("Tell me of the beginning of all things, and leave nothing out.")
+        page.wait(lambda: page.answer() != "" and page.text("send") == "Send", 60)
+        if (stages := page.run("return window.stages")) > 3:
             break
     assert stages > 3, "the text did not come piece by piece"
-    wait(page, lambda: int(page.find_element("id", "map").get_attribute("data-used") or 0) > 14)
-    wait(page, lambda: pixels(page) != dark)
-    screenshot(page, "page-light")
-    assert page.find_elements("css selector", ".message.error") == []
-    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+    page.wait(lambda: int(page.element("map").get_attribute("data-used") or 0) > 14)
+    page.wait(lambda: pixels(page) != dark)
+    page.screenshot("page-light")
+    assert page.text("problem") == ""
+    assert " tokens in " in page.all(".message.assistant .note")[-1].text
+    assert page.severe() == []
 
 
-def test_stop_and_new_chat(page: Any, server: Server) -> None:
-    page.execute_script("document.getElementById('tokens').value = 1900")
-    fill(page, "prompt", "Count.")
-    page.find_element("id", "send").click()
-    wait(page, lambda: text(page, "send") == "Stop" or answer(page) != "")
-    page.find_element("id", "clear").click()
-    wait(page, lambda: text(page, "send") == "Send")
-    assert page.find_elements("css selector", ".message") == []
+def test_a_new_chat_ends_what_runs(page: Page, server: Server) -> None:
+    with server.standing_still():
+        page.send("Count.")
+        page.wait(lambda: page.text("send") == "Stop")
+        page.click("clear")
+        page.wait(lambda: page.text("send") == "Send")
+        assert page.all(".message") == []
     server.wait(server.idle, 5)
 
 
-def test_an_error_is_shown_where_the_answer_would_be(page: Any) -> None:
-    page.execute_script("document.getElementById('prompt').value = 'word '.repeat(3000)")  # typing would take a minute
-    page.find_element("id", "send").click()
-    wait(page, lambda: "context holds" in answer(page), 40)
+def test_what_was_refused_goes_back_to_where_it_was_typed(page: Page) -> None:
+    long = "word " * 3000
+    page.set("prompt", long)  # typing would take a minute
+    page.click("send")
+    page.wait(lambda: "context holds" in page.text("problem"), 40)
+    assert page.property("prompt", "value").strip() == long.strip()
+    assert page.all(".message") == []
+    page.send("Short.")
+    page.wait(lambda: page.text("send") == "Send" and page.all(".message.assistant .note")[-1].text)
+    assert page.text("problem") == ""
+
+
+def test_it_is_not_connected_while_the_engine_is_dead(browser: Any, removable: Path) -> None:
+    model = removable.resolve()
+    with serving("-m", str(removable)) as server:
+        page = Page(browser).open(server.url).connected()
+        removable.unlink()  # so that none starts again
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        page.wait(lambda: "down" in page.text("state"))
+        page.send("Are you there?")
+        page.wait(lambda: page.text("problem"))
+        assert page.property("prompt", "value") == "Are you there?"
+        assert "down" in page.text("state")
+        page.screenshot("page-down")
+        removable.symlink_to(model)
+        page.wait(lambda: page.text("state") == "connected", 60)
+    page.wait(lambda: page.text("state") == "the server cannot be reached")
+
+
+def test_an_engine_that_stands_still_is_not_called_connected(browser: Any) -> None:
+    with serving("--hang", "20") as server:
+        page = Page(browser).open(server.url).connected()
+        with server.standing_still():
+            page.wait(lambda: page.text("state") == "the engine does not answer", 20)
+        page.connected()
+
+
+def test_the_dialog_for_the_key_can_be_left(browser: Any) -> None:
+    with serving(environment={"COLIBRI_API_KEY": "secret"}) as server:
+        page = Page(browser).open(server.url)
+        page.wait(lambda: page.element("key-dialog").is_displayed())
+        page.screenshot("page-key")
+        page.click("leave-key")
+        page.wait(lambda: page.text("state") == "an API key is needed")
+        assert not page.element("key-dialog").is_displayed()
+
+        page.send("Typed with care.")  # asks again; left with the keyboard, what was typed is still there
+        page.wait(lambda: page.element("key-dialog").is_displayed())
+        page.element("key").send_keys("\ue00c")  # Escape
+        page.wait(lambda: "API key" in page.text("problem"))
+        assert page.property("prompt", "value") == "Typed with care."
+
+        page.click("enter-key")
+        page.fill("key", "wrong")
+        page.click("use-key")
+        page.wait(lambda: page.element("key-dialog").is_displayed() and "refused" in page.text("key-text"))
+        page.fill("key", " secret ")
+        page.click("use-key")
+        page.connected()
+        page.click("send")
+        page.wait(lambda: page.all(".message.assistant .note") and page.text("send") == "Send")
+        assert page.property("prompt", "value") == ""
+        assert not page.element("enter-key").is_displayed()
+
+
+def test_below_a_path_of_a_proxy(browser: Any) -> None:
+    page = Page(browser)
+
+    def answered() -> bool:
+        return page.text("send") == "Send" and page.all(".message.assistant .note") != []
+
+    with serving("--root-path", "/colibri") as server:
+        for path in ("/colibri/", "/colibri"):
+            page.open(f"{server.url}{path}").connected()
+            page.send("What does gravity mean?")
+            page.wait(answered)
+            assert page.text("problem") == ""
+        names = page.run("return [...Object.keys(localStorage), ...Object.keys(sessionStorage)]")
+        assert names and all(name.startswith("colibri:/colibri/:") for name in names)
+        assert page.severe() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 860), (390, 844)])
-def test_it_is_readable_in_both_schemes_and_on_a_phone(page: Any, scheme: str, size: tuple[int, int]) -> None:
-    page.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 600},
-    )
-    found = colours(page)
-    lighter, darker = sorted((luminance(found["ink"]), luminance(found["paper"])), reverse=True)
-    assert (lighter + 0.05) / (darker + 0.05) > 7
-    assert (luminance(found["paper"]) > 0.5) == (scheme == "light")
-    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.execute_script(overflow) <= 0
-    for element in ("prompt", "send", "rate", "map"):
-        assert page.find_element("id", element).is_displayed()
-    screenshot(page, f"page-{scheme}-{size[0]}")
-    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_it_is_readable_in_both_schemes_and_on_a_phone(page: Page, scheme: str, size: tuple[int, int]) -> None:
+    page.size(*size, scheme)
+    try:
+        found = colours(page)
+        lighter, darker = sorted((luminance(found["ink"]), luminance(found["paper"])), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) > 7
+        assert (luminance(found["paper"]) > 0.5) == (scheme == "light")
+        for view in ("chat", "engine"):
+            if size[0] < 600:
+                page.all(f"nav button[value={view}]")[0].click()
+            overflow = "const {scrollWidth, clientWidth, scrollHeight, clientHeight} = document.documentElement;"
+            assert page.run(f"{overflow} return [scrollWidth - clientWidth, scrollHeight - clientHeight]") == [0, 0]
+            for element in {"chat": ("prompt", "send", "clear"), "engine": ("rate", "map")}[view]:
+                assert page.element(element).is_displayed()
+            page.screenshot(f"page-{scheme}-{size[0]}-{view}")
+    finally:
+        page.own_size()
+
+
+@pytest.mark.parametrize("size", [(1280, 860), (1280, 1400), (390, 844)])
+def test_the_map_fills_its_room(page: Page, size: tuple[int, int]) -> None:
+    page.size(*size)
+    try:
+        if size[0] < 600:
+            page.all("nav button[value=engine]")[0].click()
+        room = "const {clientWidth, clientHeight} = document.getElementById(arguments[0]);"
+        shown = f"{room} return [clientWidth, clientHeight]"
+        most = f"{room} return [clientWidth, Math.min(clientHeight, 7 * 88)]"
+        page.wait(lambda: page.run(shown, "map") == page.run(most, "map-frame"))
+        left = page.run("return innerHeight - document.getElementById('map-hint').getBoundingClientRect().bottom")
+        assert 0 <= left < 40
+    finally:
+        page.own_size()
+
+
+@pytest.mark.parametrize(("layers", "experts"), [(1, 8), (94, 128), (48, 512), (2, 3000)])
+def test_every_expert_of_a_large_model_has_its_place(page: Page, layers: int, experts: int) -> None:
+    found = page.browser.execute_async_script(
+        """
+        const [layers, experts, done] = arguments;
+        import(new URL("page/map.js", document.baseURI)).then(({ExpertMap}) => {
+            const hint = document.createElement("p");
+            const map = new ExpertMap(document.getElementById("map"), hint);
+            map.resize(layers, experts);
+            const counts = Array.from({length: layers}, () => Array(experts).fill(0));
+            const before = map.canvas.toDataURL();
+            counts[layers - 1][experts - 1] = 5;
+            map.add(counts);
+            requestAnimationFrame(() => requestAnimationFrame(() => {
+                const {clientWidth, clientHeight} = map.canvas;
+                map.point({offsetX: clientWidth - 0.01, offsetY: clientHeight - 0.01});
+                const frame = map.canvas.parentElement;
+                done([map.canvas.toDataURL() !== before, hint.textContent, clientWidth - frame.clientWidth]);
+            }));
+        });
+        """,
+        layers,
+        experts,
+    )  # fmt: skip
+    assert found == [True, f"Layer {layers - 1}, expert {experts - 1}: 5 tokens since the page was opened.", 0]

@@ -37,6 +37,12 @@ class Live:
         for viewer in self._viewers:
             viewer.put_nowait(self._first)
 
+    def health(self, body: dict[str, Any]) -> None:
+        """The engine died, or is there again."""
+        text = json.dumps({"health": body})
+        for viewer in self._viewers:
+            viewer.put_nowait(text)
+
     def tokens(self, count: int) -> None:
         """Tokens came from the engine."""
         self._tokens.append((time.monotonic(), count))

@@ -178,7 +178,8 @@ _SAFE_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"base-uri 'self'; form-action 'self'; require-trusted-types-for 'script'; trusted-types 'none'",
     ),
 ]
 

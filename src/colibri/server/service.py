@@ -60,6 +60,7 @@ class Service:
         self._restarts = 0
         self.supervisor.on_output = self._note
         self.supervisor.on_stats = self._take_stats
+        self.supervisor.on_state = lambda: self.live.health(self.health()[1])
 
     async def start(self) -> Ready:
         """Load the tokenizer here and then the model there. Raises ColibriError or RuntimeError.

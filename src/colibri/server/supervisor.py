@@ -103,6 +103,7 @@ class Supervisor:
         self.stats: protocol.Stats | None = None
         self.restarts = 0
         self.failure: str | None = None
+        self.on_state: Callable[[], None] = lambda: None
         self.on_stats: Callable[[protocol.Stats], None] = lambda stats: None
         self.on_output: Callable[[Ticket, protocol.Output], None] = lambda ticket, output: None
         self._engine: _Incarnation | None = None
@@ -281,3 +282,4 @@ class Supervisor:
     def _set(self, state: State) -> None:
         self.state = state
         self._changed.set()
+        self.on_state()

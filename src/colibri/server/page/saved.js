@@ -1,0 +1,54 @@
+// The chats that this browser keeps: {id, changed, system, messages: [{role, content, thought, note, problem}]}.
+import { browser, keep } from "./storage.js";
+
+const TITLE = 60;
+const START = "chat:";
+
+export function newChat() {
+  return { id: `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`, system: "", messages: [] };
+}
+
+export function title(chat) {
+  const text = chat.messages.find((message) => message.role === "user")?.content.trim().split("\n")[0] ?? "";
+  return text.length > TITLE ? `${text.slice(0, TITLE).trimEnd()}…` : text || "New chat";
+}
+
+// Whether it could be kept. A chat that was deleted while its answer came stays deleted.
+export function save(chat) {
+  const { id, system, messages } = chat;
+  if (!messages.length) browser.remove(START + id);
+  if (chat.deleted || !messages.length) return true;
+  const changed = Date.now();
+  return keep(browser, START + id, JSON.stringify({ changed, system, messages }));
+}
+
+export function load(id) {
+  return parsed(id, browser.get(START + id));
+}
+
+export function remove(chat) {
+  chat.deleted = true;
+  browser.remove(START + chat.id);
+}
+
+export function all() {
+  const found = browser.names(START).map((name) => load(name.slice(START.length)));
+  return found.filter(Boolean).sort((one, other) => other.changed - one.changed);
+}
+
+// Whatever is in the storage, only texts come out of it.
+function parsed(id, text) {
+  try {
+    const { changed, system, messages } = JSON.parse(text);
+    const kept = messages.filter(({ role, content }) => ["user", "assistant"].includes(role) && typeof content === "string");
+    return { id, changed: Number(changed) || 0, system: String(system ?? ""), messages: kept.map(message) };
+  } catch {
+    return null;
+  }
+}
+
+function message(given) {
+  const result = { role: given.role, content: given.content };
+  for (const name of ["thought", "note", "problem"]) if (typeof given[name] === "string") result[name] = given[name];
+  return result;
+}
