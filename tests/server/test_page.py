@@ -90,6 +90,28 @@ def test_a_new_chat_ends_what_runs(page: Page, server: Server) -> None:
     server.wait(server.idle, 5)
 
 
+def test_stop_ends_an_answer_of_the_engine(page: Page, server: Server) -> None:
+    page.run("""
+        const fetched = window.fetch;
+        window.fetch = (path, options) => {
+            if (path !== "v1/chat/completions") return fetched(path, options);
+            return fetched(path, {...options, body: JSON.stringify({...JSON.parse(options.body), ignore_eos: true})});
+        };
+    """)
+    page.set("tokens", "1900")
+    page.send("Count.")
+    page.wait(lambda: page.answer() != "")
+    page.click("send")
+    page.wait(lambda: page.text("send") == "Send")
+    assert page.all(".message.assistant .note")[0].text == "stopped"
+    server.wait(server.idle, 5)
+    page.click("again")
+    page.wait(lambda: page.text("send") == "Stop")
+    page.wait(lambda: page.text("send") == "Send", 60)
+    assert "1900 tokens" in page.all(".message.assistant .note")[0].text
+    assert "cut at the token limit" in page.all(".message.assistant .note")[0].text
+
+
 def test_what_was_refused_goes_back_to_where_it_was_typed(page: Page) -> None:
     long = "word " * 3000
     page.set("prompt", long)  # typing would take a minute
@@ -117,6 +139,9 @@ def test_it_is_not_connected_while_the_engine_is_dead(browser: Any, removable: P
         removable.symlink_to(model)
         page.wait(lambda: page.text("state") == "connected", 60)
     page.wait(lambda: page.text("state") == "the server cannot be reached")
+    page.click("send")
+    page.wait(lambda: "cannot be reached" in page.text("problem"))
+    assert page.property("prompt", "value") == "Are you there?"
 
 
 def test_an_engine_that_stands_still_is_not_called_connected(browser: Any) -> None:
@@ -143,6 +168,9 @@ def test_the_dialog_for_the_key_can_be_left(browser: Any) -> None:
         assert page.property("prompt", "value") == "Typed with care."
 
         page.click("enter-key")
+        page.fill("key", "schlüssel")  # which no header can carry
+        page.click("use-key")
+        assert page.element("key-dialog").is_displayed()
         page.fill("key", "wrong")
         page.click("use-key")
         page.wait(lambda: page.element("key-dialog").is_displayed() and "refused" in page.text("key-text"))

@@ -206,6 +206,30 @@ def test_chats_can_be_deleted_even_while_an_answer_comes(page: Page) -> None:
     assert page.run(kept) == []
 
 
+def test_two_tabs_with_one_chat_lose_nothing(page: Page, server: Server) -> None:
+    ask(page, "Question", "Answer")
+    first = page.browser.current_window_handle
+    page.browser.switch_to.new_window("tab")
+    page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MODEL})
+    try:
+        page.browser.get(server.url)
+        page.connected()
+        page.click("open-chats")
+        page.all("#chat-list .open")[0].click()
+        ask(page, "Here", "Yes")
+    finally:
+        page.browser.close()
+        page.browser.switch_to.window(first)
+    ask(page, "And there", "Too")
+    page.click("open-chats")
+    assert len(page.all("#chat-list li")) == 2
+    page.all("#chat-list .open")[1].click()
+    assert page.messages() == ["Question", "Answer", "Here", "Yes"]
+    page.click("open-chats")
+    page.all("#chat-list .open")[0].click()
+    assert page.messages() == ["Question", "Answer", "And there", "Too"]
+
+
 def test_whatever_the_storage_holds_the_page_works(page: Page) -> None:
     page.run("""
         const name = `colibri:${new URL(".", document.baseURI).pathname}:`;
@@ -406,8 +430,12 @@ def test_thoughts_are_shown_apart_and_not_sent_back(page: Page) -> None:
     page.send("Think")
     page.run("window.think('Let me see.')")
     page.wait(lambda: "Let me see." in page.all(".thought")[0].text)
-    page.end("Answer")
-    assert page.run("return document.querySelector('.thought').open") is False
+    page.say("An")
+    page.wait(lambda: page.answer().startswith("An") and "Let me see." not in page.all(".thought")[0].text)
+    page.all(".thought summary")[0].click()  # stays as the reader has it
+    page.end("swer")
+    assert page.answer() == "Answer"
+    assert "Let me see." in page.all(".thought")[0].text
     ask(page, "And", "Yes")
     assert page.asked()[1][1] == {"role": "assistant", "content": "Answer"}
 
@@ -429,6 +457,20 @@ def test_copy(page: Page, secure: bool) -> None:
         button.click()
         page.wait(lambda button=button: button.text == "Copied")
         assert page.browser.execute_async_script(read) == expected
+
+
+def test_enter_begins_a_line_where_there_is_only_touch(page: Page) -> None:
+    page.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    page.size(390, 844)
+    try:
+        page.element("prompt").send_keys("one", "\ue007", "two")
+        assert page.property("prompt", "value") == "one\ntwo"
+        page.click("send")
+        page.end("Answer")
+        assert page.messages() == ["one\ntwo", "Answer"]
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        page.own_size()
 
 
 def test_keys_and_empty_messages(page: Page) -> None:

@@ -10,7 +10,7 @@ const ANSWER_MS = 5000; // within which /health must answer
 const $ = (id) => document.getElementById(id);
 const map = new ExpertMap($("map"), $("map-hint"));
 const graph = new Graph($("graph"));
-const known = { health: { status: "ok" }, open: false, locked: false };
+const known = { health: { status: "unknown" }, open: false, locked: false };
 
 export function startEngine() {
   $("enter-key").addEventListener("click", askForKey);
@@ -22,7 +22,7 @@ export function startEngine() {
 
 const CONNECTING = "connecting";
 const STATES = {
-  ok: "connected", loading: "the model is loading", restarting: "the engine is down and starts again",
+  ok: "connected", unknown: CONNECTING, loading: "the model is loading", restarting: "the engine is down and starts again",
   stalled: "the engine does not answer", failed: "the engine failed", draining: "the server is shutting down",
   stopped: "the server is shutting down",
 };
@@ -72,6 +72,10 @@ function size(bytes) {
   return bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.round(bytes / 2 ** 20)} MiB`;
 }
 
+function share(part, whole, ofNothing = 0) {
+  return whole ? part / whole : ofNothing;
+}
+
 function describe({ model, sequences }) {
   $("model").textContent = model.name;
   $("facts").textContent =
@@ -95,13 +99,13 @@ function figures(report) {
   $("step").textContent = `${report.step_ms.toFixed(0)} ms`;
   graph.add(report.rate);
   const { rss_bytes: used, budget_bytes: budget } = report.memory;
-  $("memory").value = used / budget;
+  $("memory").value = share(used, budget);
   $("memory-text").textContent = `${size(used)} of ${size(budget)}`;
   const [held, blocks] = report.cache;
-  $("cache").value = held / blocks;
+  $("cache").value = share(held, blocks);
   $("cache-text").textContent = `${held} of ${blocks} blocks`;
   const { hits, misses, experts_touched: touched, experts_total: total } = report.routing;
-  const ratio = hits + misses ? (100 * hits) / (hits + misses) : 100;
-  $("experts-text").textContent = `${touched} of ${total} used, ${ratio.toFixed(1)} % found in memory`;
+  const found = share(hits, hits + misses, 1);
+  $("experts-text").textContent = `${touched} of ${total} used, ${(100 * found).toFixed(1)} % found in memory`;
   if (report.experts) map.add(report.experts);
 }

@@ -35,17 +35,22 @@ export class MessageView {
     if (this.thought) {
       this.thought.hidden = !thought;
       this.thoughtText.textContent = thought ?? "";
-      if (this.busy) this.thought.open = !content;
+      this.unfold(content ? "answer" : thought ? "thought" : "");
     }
     this.note.textContent = [problem, note].filter(Boolean).join(" · ");
     this.note.classList.toggle("bad", Boolean(problem));
   }
 
+  // Thoughts are open while nothing else has come; after that it is the reader who opens them.
+  unfold(stage) {
+    if (this.busy && stage !== this.stage) this.thought.open = stage === "thought";
+    this.stage = stage;
+  }
+
   setBusy(busy) {
+    this.draw();
     this.busy = busy;
     this.element.classList.toggle("busy", busy);
-    if (!busy && this.thought) this.thought.open = false;
-    this.draw();
   }
 
   remove() {

@@ -20,8 +20,10 @@ $("form").addEventListener("submit", (event) => {
   else submit();
 });
 
+const touched = matchMedia("(pointer: coarse)"); // keyboards on screens have no Shift with Enter: there it begins a line
+
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touched.matches) {
     event.preventDefault();
     submit();
   }

@@ -5,21 +5,33 @@ const TITLE = 60;
 const START = "chat:";
 
 export function newChat() {
-  return { id: `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`, system: "", messages: [] };
+  return { id: newId(), system: "", messages: [] };
+}
+
+function newId() {
+  return `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
 }
 
 export function title(chat) {
   const text = chat.messages.find((message) => message.role === "user")?.content.trim().split("\n")[0] ?? "";
-  return text.length > TITLE ? `${text.slice(0, TITLE).trimEnd()}…` : text || "New chat";
+  return text.length > TITLE ? `${text.slice(0, TITLE).trimEnd()}…` : text;
 }
 
-// Whether it could be kept. A chat that was deleted while its answer came stays deleted.
+// Whether it could be kept. A chat that was deleted while its answer came stays deleted; one that another tab has gone on
+// with meanwhile is kept beside that.
 export function save(chat) {
-  const { id, system, messages } = chat;
-  if (!messages.length) browser.remove(START + id);
-  if (chat.deleted || !messages.length) return true;
+  if (chat.deleted) return true;
+  const kept = load(chat.id);
+  if (kept && kept.changed !== chat.changed) chat.id = newId();
+  if (!chat.messages.length) {
+    browser.remove(START + chat.id);
+    return true;
+  }
+  const { system, messages } = chat;
   const changed = Date.now();
-  return keep(browser, START + id, JSON.stringify({ changed, system, messages }));
+  const done = keep(browser, START + chat.id, JSON.stringify({ changed, system, messages }));
+  if (done) chat.changed = changed;
+  return done;
 }
 
 export function load(id) {
