@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -164,6 +165,41 @@ def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> N
             time.sleep(0.1)
         server.wait(server.idle, 3)
         assert server.metric("colibri_requests_cancelled_total") >= before
+
+
+def taking_nothing(server: Server, body: dict[str, Any]) -> socket.socket:
+    """A connection whose client has asked for a stream and does not read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((httpx.URL(server.url).host, httpx.URL(server.url).port))
+    content = httpx.Request("POST", server.url, json={**body, "stream": True}).content
+    head = ("POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Connection: close")
+    connection.sendall("\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content)
+    return connection
+
+
+def test_clients_that_take_nothing_stand_still_and_hold_up_nobody(server: Server) -> None:
+    body = {**ENDLESS, "logprobs": 5}
+    expected = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    before, counted = server.metric("colibri_generated_tokens_total"), [0.0]
+
+    def stands_still() -> bool:
+        time.sleep(0.5)
+        counted.append(server.metric("colibri_generated_tokens_total"))
+        return counted[-1] == counted[-2] > before
+
+    connections = [taking_nothing(server, body) for _ in range(20)]
+    server.wait(stands_still)
+    assert counted[-1] - before < 20 * ENDLESS["max_tokens"] // 2
+    assert server.get("/health").json()["engine"]["pending"] == 20
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 4, "ignore_eos": True}).status_code == 200
+    assert server.get("/health").json()["engine"]["pending"] == 20
+    with connections.pop().makefile("rb") as taken:  # and one goes on
+        lines = [line[6:] for line in taken.read().split(b"\n") if line.startswith(b"data: {")]
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == expected
+    for connection in connections:
+        connection.close()
+    server.wait(server.idle)
 
 
 def test_a_client_that_leaves_the_queue_does_not_disturb_those_that_run(small: Server) -> None:

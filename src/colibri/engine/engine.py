@@ -72,6 +72,13 @@ class Engine:
             finally:
                 self._lock.release()
 
+    def hold(self, sequence: Sequence, held: bool) -> None:
+        """Let a sequence stand still, without a place in the cache, or go on when there is room again."""
+        with self._lock:
+            sequence.held = held
+            if held and sequence in self._running:
+                self._requeue(sequence)
+
     def close(self) -> None:
         """End all sequences, after the step that may be under way; none can be added and nothing computed any more."""
         if self._lock.refusal:
@@ -233,6 +240,8 @@ class Engine:
         Room is what their tokens take now, since few become as long as they may.
         """
         for sequence in self._waiting.copy():
+            if sequence.held:
+                continue
             share = sequence.prompt_watcher is None or sequence.watched >= sequence.prompt_length - 1
             if share and self.cache.shares and follows(sequence, self._running):
                 continue
@@ -255,12 +264,14 @@ class Engine:
 
         At the end of the queue, for it may have grown long, and all who wait would wait for its room.
         """
-        last = max(self._running, key=lambda sequence: sequence.created)
-        self._running.remove(last)
-        self._give_back(last)
-        last.preempt()
-        self._waiting.append(last)
+        self._requeue(max(self._running, key=lambda sequence: sequence.created))
         self.preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        sequence.preempt()
+        self._waiting.append(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         if sequence.lease is not None:

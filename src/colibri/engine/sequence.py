@@ -64,6 +64,7 @@ class Sequence:
         self.computing = 0  # tokens that go through the layers now
         self.cached = 0  # of these, tokens that were there before it came
         self.preempted = 0  # how often it lost its place in the cache
+        self.held = False  # stands still, because nobody takes its tokens
         self.prompt_watcher = prompt_watcher
         self.watched = watched  # the first positions, which the watcher has seen or is not interested in
         self.watches_states = watches_states  # the watcher wants what logits are made from

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from colibri.server.problems import ApiError
 
 MAX_HEADER_BYTES = 32 << 10
+BUFFER_BYTES = 32 << 10  # that are sent ahead of a client, here and in the system
 PROBE_S = 30  # without a word from the other side before the system asks whether it is there
 
 
@@ -27,6 +28,7 @@ def protocol_with(timeout_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            transport.set_write_buffer_limits(BUFFER_BYTES)
             _notice_its_end(transport.get_extra_info("socket"), round(timeout_s))
             self._wait_for_head()
 
@@ -86,6 +88,7 @@ def headers_too_large() -> ApiError:
 def _notice_its_end(connection: Any, timeout_s: int) -> None:
     """A machine that was switched off or cut from the network never says so: the system must ask."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     for name, value in (("KEEPIDLE", PROBE_S), ("KEEPINTVL", 10), ("KEEPCNT", 3), ("USER_TIMEOUT", 1000 * timeout_s)):
         if hasattr(socket, f"TCP_{name}"):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)

@@ -13,7 +13,7 @@ import numpy as np
 
 from colibri.config import LoadOptions, SamplingParams, Token
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Whether a request stands still, because nobody takes what it got."""
+
+    request: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """Whether somebody looks at the experts: routing counts are sent only then."""
 
@@ -66,7 +74,7 @@ class Stop:
     """End the process."""
 
 
-Command = Start | Submit | Cancel | Watch | Stop
+Command = Start | Submit | Cancel | Hold | Watch | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from colibri.server.prompt_logits import report_bytes
 from colibri.server.protocol import Output, Ready, Stats, Submit
 from colibri.server.response_store import ResponseStore
 from colibri.server.settings import ServerSettings
-from colibri.server.supervisor import Supervisor, Ticket
+from colibri.server.supervisor import MOST_WAITING, Supervisor, Ticket
 from colibri.text import Tokenizer, load_tokenizer
 
 CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, requests and answers
@@ -183,6 +183,12 @@ class Service:
         self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
         return Outputs(self, tickets, outputs, reports)
 
+    def go_on(self, tickets: Sequence[Ticket]) -> None:
+        """What they got was taken."""
+        for ticket in tickets:
+            if ticket.held:
+                self.supervisor.hold(ticket, False)
+
     def end(self, tickets: Sequence[Ticket], reports: int) -> None:
         """Nobody waits for these any more."""
         self._reports -= reports
@@ -265,6 +271,8 @@ class Outputs:
                 output = await self._queue.get()
         except TimeoutError:
             return None
+        if self._queue.qsize() < MOST_WAITING // 4:
+            self._service.go_on(self._tickets)
         if output.finish == "lost":
             raise engine_lost()
         if output.error is not None:

@@ -27,6 +27,7 @@ State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
 STABLE_S = 60.0  # an engine that ran this long starts again at once
+MOST_WAITING = 256  # outputs that wait for their client before its sequences stand still
 END_S = 5.0  # for an engine to end by itself before it is killed
 
 log = logging.getLogger("colibri.server")
@@ -39,6 +40,7 @@ class Ticket:
     request: int
     outputs: asyncio.Queue[protocol.Output]
     done: bool = False
+    held: bool = False
 
 
 class _Incarnation:
@@ -166,6 +168,12 @@ class Supervisor:
             self._engine.send(protocol.Cancel(ticket.request))
         ticket.done = True
 
+    def hold(self, ticket: Ticket, held: bool) -> None:
+        """Let a sequence stand still, or go on."""
+        if ticket.request in self._tickets and ticket.held != held and self._engine is not None:
+            self._engine.send(protocol.Hold(ticket.request, held))
+            ticket.held = held
+
     def watch_experts(self, watching: bool) -> None:
         """Ask for routing counts, or no more."""
         self._watching = watching
@@ -224,6 +232,8 @@ class Supervisor:
             del self._tickets[output.request]
         self.on_output(ticket, output)
         ticket.outputs.put_nowait(output)
+        if ticket.outputs.qsize() > MOST_WAITING:
+            self.hold(ticket, True)
 
     # ---- its end, and the next one -----------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Worker:
         """
         while self._receive():
             self._turns += 1
-            if self._running:
+            if self._busy:
                 self._step()
             if self._stale is not None:
                 self._send(protocol.Failed(self._stale.code, str(self._stale)))
@@ -87,6 +87,11 @@ class Worker:
             self._stats()
             self._collect()
         return True
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is a sequence that may go on."""
+        return any(not running.sequence.held for running in self._running.values())
 
     def progress(self) -> int:
         """A number that grows whenever anything is done, within a step, too."""
@@ -98,7 +103,7 @@ class Worker:
     def _receive(self) -> bool:
         """Take up what has come; waits only when there is nothing to do. False at the end."""
         try:
-            wait = 0.0 if self._running else min(max(self._next_stats - time.monotonic(), 0.01), BEAT_S)
+            wait = 0.0 if self._busy else min(max(self._next_stats - time.monotonic(), 0.01), BEAT_S)
             while self._connection.poll(wait):
                 command: protocol.Command = self._connection.recv()
                 if isinstance(command, protocol.Stop):
@@ -117,6 +122,9 @@ class Worker:
                 running = self._running.pop(request, None)
                 if running is not None:
                     self._model.engine.cancel(running.sequence)
+            case protocol.Hold(request, held):
+                if request in self._running:
+                    self._model.engine.hold(self._running[request].sequence, held)
             case protocol.Watch(experts):
                 self._experts = experts
                 self._next_stats = 0.0
