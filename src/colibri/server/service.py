@@ -183,11 +183,11 @@ class Service:
         self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
         return Outputs(self, tickets, outputs, reports)
 
-    def go_on(self, tickets: Sequence[Ticket]) -> None:
-        """What they got was taken."""
-        for ticket in tickets:
-            if ticket.held:
-                self.supervisor.hold(ticket, False)
+    def taken(self, ticket: Ticket, output: Output) -> None:
+        """What it got goes to its client."""
+        ticket.waiting -= len(output.tokens)
+        if ticket.waiting < MOST_WAITING // 4:
+            self.supervisor.hold(ticket, False)
 
     def end(self, tickets: Sequence[Ticket], reports: int) -> None:
         """Nobody waits for these any more."""
@@ -271,8 +271,7 @@ class Outputs:
                 output = await self._queue.get()
         except TimeoutError:
             return None
-        if self._queue.qsize() < MOST_WAITING // 4:
-            self._service.go_on(self._tickets)
+        self._service.taken(self._tickets[self._index[output.request]], output)
         if output.finish == "lost":
             raise engine_lost()
         if output.error is not None:

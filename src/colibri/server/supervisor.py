@@ -27,7 +27,7 @@ State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
 STABLE_S = 60.0  # an engine that ran this long starts again at once
-MOST_WAITING = 256  # outputs that wait for their client before its sequences stand still
+MOST_WAITING = 256  # tokens that wait for their client before a sequence stands still
 END_S = 5.0  # for an engine to end by itself before it is killed
 
 log = logging.getLogger("colibri.server")
@@ -40,6 +40,7 @@ class Ticket:
     request: int
     outputs: asyncio.Queue[protocol.Output]
     done: bool = False
+    waiting: int = 0  # tokens that its client has not taken
     held: bool = False
 
 
@@ -232,7 +233,8 @@ class Supervisor:
             del self._tickets[output.request]
         self.on_output(ticket, output)
         ticket.outputs.put_nowait(output)
-        if ticket.outputs.qsize() > MOST_WAITING:
+        ticket.waiting += len(output.tokens)
+        if ticket.waiting > MOST_WAITING:
             self.hold(ticket, True)
 
     # ---- its end, and the next one -----------------------------------------------------------------------------------
