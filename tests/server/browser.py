@@ -8,8 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="needs Debian's packages chromium and chromium-driver"
+)
 SCREENSHOTS = Path(os.environ.get("COLIBRI_SCREENSHOTS", "build/screenshots"))
 
 # Answers to chat requests come from the test: window.say(text), window.end(reason), window.fail(). Requests are kept.
@@ -45,6 +50,12 @@ def make_browser() -> Any:
         options.add_argument(argument)
     options.add_argument("--window-size=1280,860")
     return webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+
+
+def let_tests_answer(browser: Any) -> Any:
+    """From now on the test gives the answers to what this window asks."""
+    browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MODEL})
+    return browser
 
 
 class Page:
@@ -147,3 +158,8 @@ class Page:
         """Let the model end its answer."""
         self.run("if (arguments[0]) window.say(arguments[0]); window.end()", text)
         self.wait(lambda: self.text("send") == "Send")
+
+    def ask(self, text: str, answer: str) -> None:
+        """A whole turn."""
+        self.send(text)
+        self.end(answer)

@@ -20,6 +20,8 @@ import pytest
 
 from colibri.engine.model import model_path
 
+from .browser import Page, make_browser
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 START_S = 60
 END_S = 20
@@ -134,3 +136,16 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def model(client: openai.OpenAI) -> str:
     return client.models.list().data[0].id
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    driver = make_browser()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(server: Server, browser: Any) -> Page:
+    """The page, as a browser that was never here has it."""
+    return Page(browser).open(server.url).connected()

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .browser import CHROMIUM, DRIVER, Page, make_browser
+from .browser import Page, needs_browser
 from .conftest import Server, serving
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="needs Debian's packages chromium and chromium-driver"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    driver = make_browser()
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def page(server: Server, browser: Any) -> Page:
-    return Page(browser).open(server.url).connected()
+pytestmark = needs_browser
 
 
 def watch_answers(page: Page) -> None:

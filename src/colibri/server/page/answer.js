@@ -29,7 +29,8 @@ export async function* answer(messages, { temperature, tokens }, signal) {
 
 export function summary({ usage, finish }, seconds) {
   const parts = [];
-  if (usage) parts.push(`${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s`);
+  const took = seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`;
+  if (usage) parts.push(`${usage.completion_tokens} tokens in ${took}`);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   if (cached) parts.push(`${cached} of ${usage.prompt_tokens} prompt tokens reused`);
   if (finish === "length") parts.push("cut at the token limit");

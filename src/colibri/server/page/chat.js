@@ -11,14 +11,14 @@ const STOPPED = "stopped";
 const toEnd = follow($("messages"), $("log"));
 let chat = saved.newChat();
 let views = [];
-let running = null; // the answer under way: {chat, question, reply, controller} and what shows it
+let running = null; // the answer under way: {chat, question, reply, replaced, controller} and what shows it
 
 export function start() {
+  $("prompt").value ||= tab.get("draft") ?? "";
   const last = tab.get("chat");
   const found = last && saved.load(last);
   if (found) show(found);
   else refresh();
-  $("prompt").value ||= tab.get("draft") ?? "";
   addEventListener("visibilitychange", keepAll); // on a phone a page may end without another word
   addEventListener("pagehide", keepAll);
 }
@@ -58,7 +58,8 @@ export function stop() {
 // A question at the end to which no answer has come is taken off; its text.
 function unanswered(given) {
   const { messages } = given;
-  if (messages.at(-1)?.role === "assistant" && !messages.at(-1).content && !messages.at(-1).note) messages.pop();
+  const last = messages.at(-1);
+  if (last?.role === "assistant" && !last.content && !last.thought && !last.note) messages.pop();
   return messages.at(-1)?.role === "user" ? messages.pop().content : "";
 }
 
@@ -66,12 +67,13 @@ function giveBack(text) {
   $("prompt").value = [text, $("prompt").value].filter(Boolean).join("\n\n");
 }
 
-export async function send(text) {
+// replaced: the question and the answer in whose place these come.
+export async function send(text, replaced = []) {
   stop();
   const { system, ...options } = settings();
   const question = { role: "user", content: text };
   const reply = { role: "assistant", content: "" };
-  const mine = { chat, question, reply, controller: new AbortController() };
+  const mine = { chat, question, reply, replaced, controller: new AbortController() };
   running = mine;
   chat.system = system;
   chat.messages.push(question, reply);
@@ -111,25 +113,28 @@ function end(mine, problem) {
   refresh();
 }
 
-// Nothing came: the text goes back to where it was typed. Of a chat that was left it is kept as its last message.
-function refuse(mine, problem) {
-  const { messages } = mine.chat;
-  messages.splice(messages.indexOf(mine.reply), 1);
-  if (mine.chat !== chat) return;
-  messages.splice(messages.indexOf(mine.question), 1);
-  views = views.filter((view) => view !== mine.view && view !== mine.questionView);
-  mine.questionView.remove();
-  mine.view.remove();
-  giveBack(mine.question.content);
+// Nothing came: the text goes back to where it was typed, or what it replaced comes back. Of a chat that was left, a
+// question is kept as its last message.
+function refuse({ chat: asked, question, reply, replaced, questionView, view }, problem) {
+  const { messages } = asked;
+  messages.splice(messages.indexOf(reply), 1);
+  if (asked === chat || replaced.length) messages.splice(messages.indexOf(question), 1);
+  messages.push(...replaced);
+  if (asked !== chat) return;
+  questionView.remove();
+  view.remove();
+  views = views.filter((each) => each !== view && each !== questionView);
+  views.push(...replaced.map((message) => new MessageView($("log"), message)));
+  if (!replaced.length) giveBack(question.content);
   $("problem").textContent = problem === STOPPED ? "" : `Not sent: ${problem}`;
 }
 
 export function again() {
   const last = chat.messages.findLastIndex(({ role }) => role === "user");
   if (running || last < 0) return;
-  const [question] = chat.messages.splice(last);
+  const replaced = chat.messages.splice(last);
   views.splice(last).forEach((view) => view.remove());
-  send(question.content);
+  send(replaced[0].content, replaced);
 }
 
 function refresh() {

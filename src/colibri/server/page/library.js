@@ -36,6 +36,7 @@ function row(chat) {
   time.textContent = new Date(chat.changed).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
   open.append(time);
   item.append(open, button("Delete", "small", () => {
+    if (!confirm(`Delete the chat “${saved.title(chat)}”?`)) return;
     drop(chat);
     fill();
   }));
