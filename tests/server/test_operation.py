@@ -27,7 +27,7 @@ from colibri.server.heartbeat import Watchdog
 from colibri.server.protocol import Alive, Output, Step
 from colibri.server.service import Outputs, Service
 from colibri.server.settings import ServerSettings
-from colibri.server.supervisor import Ticket
+from colibri.server.tickets import Ticket
 
 from .conftest import Server, serving
 
@@ -167,15 +167,24 @@ def test_a_client_that_leaves_in_the_prompt_frees_its_place(server: Server) -> N
         assert server.metric("colibri_requests_cancelled_total") >= before
 
 
-def taking_nothing(server: Server, body: dict[str, Any]) -> socket.socket:
+def taking_nothing(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
     """A connection whose client has asked for a stream and does not read."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((httpx.URL(server.url).host, httpx.URL(server.url).port))
     content = httpx.Request("POST", server.url, json={**body, "stream": True}).content
-    head = ("POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Connection: close")
+    head = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Connection: close")
     connection.sendall("\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content)
     return connection
+
+
+def test_what_is_known_of_a_prompt_counts_until_its_client_has_taken_it(server: Server) -> None:
+    much = {"prompt": [5] * 200, "positions": "all", "top_k": 1000}
+    before = server.metric("colibri_prompt_tokens_total")
+    with taking_nothing(server, much, "/infer"):
+        server.wait(lambda: server.metric("colibri_prompt_tokens_total") > before and server.idle())
+        assert server.post("/infer", much).status_code == 429
+    server.wait(lambda: server.post("/infer", much).status_code == 200)
 
 
 def test_clients_that_take_nothing_stand_still_and_hold_up_nobody(server: Server) -> None:

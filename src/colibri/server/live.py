@@ -59,7 +59,7 @@ class Live:
         if not self._viewers:
             return
         message: dict[str, Any] = {
-            "running": stats.running, "waiting": max(stats.waiting, self._supervisor.pending - stats.running),
+            "running": stats.running, "waiting": max(stats.waiting, len(self._supervisor.tickets) - stats.running),
             "rate": round(self.rate(), 1), "memory": stats.memory, "routing": stats.routing, "tokens": stats.tokens,
             "step_ms": round(1000 * stats.longest_step_s, 1), "cached_tokens": stats.cached_tokens,
             "cache": [stats.cache_blocks - stats.cache_free, stats.cache_blocks],

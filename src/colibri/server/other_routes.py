@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from colibri.config import SamplingParams
 from colibri.server.chat import messages_of
@@ -19,7 +20,9 @@ from colibri.server.protocol import PromptLogits, Submit
 from colibri.server.replies import token_name
 from colibri.server.schema import DetokenizeRequest, InferRequest, TokenizeRequest
 from colibri.server.service import Service
-from colibri.server.streaming import unless_left
+from colibri.server.streaming import EventStream, Wire, unless_left
+
+WHOLE = Wire(media_type="application/json")
 
 
 async def infer(service: Service, body: InferRequest, request: Request) -> Response:
@@ -37,26 +40,25 @@ async def infer(service: Service, body: InferRequest, request: Request) -> Respo
 
 
 async def _infer(service: Service, command: Submit) -> Response:
+    """What is known counts against the bound of all reports until the client has taken it."""
     known: list[PromptLogits] = []
-    with service.submit([command]) as outputs:
+    body: dict[str, Any] = {"model": service.name, "tokens": list(command.ids), "vocab_size": service.vocab_size}
+    with contextlib.ExitStack() as until_taken:
+        outputs = until_taken.enter_context(service.submit([command]))
         async for _, output in outputs.all():
             known += output.prompt
-    return await asyncio.to_thread(_inferred, service, command, known)
+        if not command.last_only:
+            return EventStream(_pieces(service, body, known), until_taken.pop_all(), WHOLE)
+    body |= {"position": len(command.ids) - len(known), **_position(service, known[0])}
+    return await asyncio.to_thread(json_response, body)
 
 
-def _inferred(service: Service, command: Submit, known: list[PromptLogits]) -> Response:
-    first = len(command.ids) - len(known)
-    body: dict[str, Any] = {"model": service.name, "tokens": list(command.ids), "vocab_size": service.vocab_size}
-    if command.last_only:
-        return json_response({**body, "position": first, **_position(service, known[0])})
-    return StreamingResponse(_pieces(service, body, known), media_type="application/json")
-
-
-def _pieces(service: Service, body: dict[str, Any], known: list[PromptLogits]) -> Iterator[str]:
+async def _pieces(service: Service, body: dict[str, Any], known: list[PromptLogits]) -> AsyncGenerator[str, None]:
     """The reply in pieces, since numbers as text and as objects are many times as large as they came."""
     yield json.dumps(body)[:-1] + ', "positions": ['
     for position, found in enumerate(known):
-        yield ", " * (position > 0) + json.dumps({"position": position, **_position(service, found)})
+        piece = await asyncio.to_thread(lambda: json.dumps({"position": position, **_position(service, found)}))  # noqa: B023
+        yield ", " * (position > 0) + piece
     yield "]}"
 
 

@@ -22,7 +22,8 @@ from colibri.server.prompt_logits import report_bytes
 from colibri.server.protocol import Output, Ready, Stats, Submit
 from colibri.server.response_store import ResponseStore
 from colibri.server.settings import ServerSettings
-from colibri.server.supervisor import MOST_WAITING, Supervisor, Ticket
+from colibri.server.supervisor import Supervisor
+from colibri.server.tickets import Ticket
 from colibri.text import Tokenizer, load_tokenizer
 
 CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, requests and answers
@@ -58,7 +59,7 @@ class Service:
         self._reports = 0  # bytes
         self._request_s = DEFAULT_REQUEST_S
         self._restarts = 0
-        self.supervisor.on_output = self._note
+        self.supervisor.tickets.on_output = self._note
         self.supervisor.on_stats = self._take_stats
         self.supervisor.on_state = lambda: self.live.health(self.health()[1])
 
@@ -160,10 +161,10 @@ class Service:
                 f"What the model expected at each position of the prompt takes {reports >> 20} MiB, of "
                 f"{REPORTS_BYTES >> 20} MiB; ask for fewer of the likeliest tokens, or for fewer positions at once."
             )
-        if self.supervisor.pending + count > room or self._reports + reports > REPORTS_BYTES:
+        if len(self.supervisor.tickets) + count > room or self._reports + reports > REPORTS_BYTES:
             self.metrics.refused.inc()
             raise ApiError(
-                429, f"The queue is full: {self.supervisor.pending} requests wait or run.",
+                429, f"The queue is full: {len(self.supervisor.tickets)} requests wait or run.",
                 code="queue_full", headers={"Retry-After": str(self._retry_after())},
             )  # fmt: skip
 
@@ -179,15 +180,9 @@ class Service:
         self._reports += reports
         if (access := current.get()) is not None:
             access.prompted(sum(len(command.ids) for command in commands))
-        tickets = [self.supervisor.submit(command, outputs) for command in commands]
+        tickets = [self.supervisor.tickets.submit(command, outputs) for command in commands]
         self._clocks.update((ticket.request, _Clock()) for ticket in tickets)
         return Outputs(self, tickets, outputs, reports)
-
-    def taken(self, ticket: Ticket, output: Output) -> None:
-        """What it got goes to its client."""
-        ticket.waiting -= len(output.tokens)
-        if ticket.waiting < MOST_WAITING // 4:
-            self.supervisor.hold(ticket, False)
 
     def end(self, tickets: Sequence[Ticket], reports: int) -> None:
         """Nobody waits for these any more."""
@@ -196,7 +191,7 @@ class Service:
         for ticket in tickets:  # those that were lost with their engine have a clock, too
             self._clocks.pop(ticket.request, None)
         for ticket in left:
-            self.supervisor.cancel(ticket)
+            self.supervisor.tickets.cancel(ticket)
         if left:
             self.metrics.cancelled.inc()
 
@@ -230,18 +225,18 @@ class Service:
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body of /health."""
-        supervisor = self.supervisor
+        supervisor, watchdog = self.supervisor, self.supervisor.watchdog
         state: str = supervisor.state
         if self.draining.is_set():
             state = "draining"
-        elif state == "ready" and supervisor.stalled:
+        elif state == "ready" and watchdog is not None and watchdog.stalled:
             state = "stalled"
         body: dict[str, Any] = {
             "status": "ok" if state == "ready" else state,
             "model": self.name,
             "engine": {
-                "state": supervisor.state, "restarts": supervisor.restarts, "pending": supervisor.pending,
-                "silent_s": supervisor.silent_s,
+                "state": supervisor.state, "restarts": supervisor.restarts, "pending": len(supervisor.tickets),
+                "silent_s": 0.0 if watchdog is None else watchdog.silent_s,
             },
         }
         if supervisor.failure is not None:
@@ -271,7 +266,7 @@ class Outputs:
                 output = await self._queue.get()
         except TimeoutError:
             return None
-        self._service.taken(self._tickets[self._index[output.request]], output)
+        self._service.supervisor.tickets.taken(self._tickets[self._index[output.request]], output)
         if output.finish == "lost":
             raise engine_lost()
         if output.error is not None:
