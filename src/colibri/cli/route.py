@@ -21,12 +21,17 @@ from colibri.conversion.output import check_output
 from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
-from colibri.experts.stats import NO_EXPERT, RoutingStats, Trace, entropy, frequent_pairs, trace_type
+from colibri.experts.stats import NO_EXPERT, Trace, entropy, frequent_pairs, trace_type
 from colibri.observe.replay import Score, compare
+from colibri.observe.routing import balance, counts_of, overlap
 from colibri.weights.file_reader import open_regular
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
-PAIRS = 2
+PAIRS = 1
+_LEGEND = (
+    "even: as how many equally busy experts it is; Jain: 1 is even; token, layer: which part of its experts the next "
+    "token or layer has or is right to be expected to have (by the load alone)"
+)
 
 
 EPILOG = epilog(
@@ -41,10 +46,11 @@ EPILOG = epilog(
 @click.option("--prompt", help="A text, or - for standard input.")
 @click.option("--save", type=FilePath(), help="Keep the trace in this file (.npy).")
 @click.option("--trace", "file", type=FilePath(), help="Use a kept trace instead of a prompt.")
+@click.option("--compare", "other", type=FilePath(), help="Say how much of the load is as in this kept trace.")
 @click.option("--replay", is_flag=True, help="Score every cache policy and the optimum on the trace.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(
-    options: LoadOptions, prompt: str | None, save: Path | None, file: Path | None, replay: bool,
+    options: LoadOptions, prompt: str | None, save: Path | None, file: Path | None, other: Path | None, replay: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Show where the router sends each token of a prompt."""
@@ -56,17 +62,19 @@ def command(
         experts = loaded.spec.experts
         if save is not None:
             check_output(loaded.checkpoint, save, replace=True)
+        compared = None if other is None else _kept(other, loaded)
         trace = _kept(file, loaded) if file is not None else _recorded(loaded, prompt or "")
     if save is not None:
         _save(save, trace)
     layers = trace.shape[1]
     capacities = sorted({max(trace.shape[2], round(share * layers * experts)) for share in SHARES})
     scores = compare(trace, experts, capacities) if replay else []
+    common = None if compared is None else overlap(trace, compared, experts)
     if as_json:
-        print_json(_fields(trace, experts, scores))
+        print_json(_fields(trace, experts, scores, common))
         return
     console = Console(highlight=False)
-    console.print(_layers(trace, experts))
+    console.print(_layers(trace, experts, common))
     if scores:
         console.print(_scores(scores, layers * experts))
 
@@ -119,34 +127,31 @@ def _kept(path: Path, model: Model) -> Trace:
     return trace
 
 
-def _counts(trace: Trace, experts: int) -> NDArray[np.int64]:
-    stats = RoutingStats(trace.shape[1], experts, trace.shape[2], trace_tokens=0)
-    stats.record(trace.swapaxes(0, 1).astype(np.int32))
-    return stats.counts
-
-
-def _layers(trace: Trace, experts: int) -> Table:
-    counts = _counts(trace, experts)
-    bits = entropy(counts)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for heading in (
-        "layer",
-        "used",
-        f"entropy of {np.log2(experts):.1f}",
-        "busiest",
-        "often together",
-    ):
-        table.add_column(heading)
-    for layer in range(trace.shape[1]):
-        busiest = np.argsort(-counts[layer], kind="stable")[:3]
-        shares = "  ".join(f"{expert} ({counts[layer, expert] / max(1, len(trace)):.0%})" for expert in busiest)
-        row = (str(layer), f"{np.count_nonzero(counts[layer])}", f"{bits[layer]:.2f}", shares)
-        table.add_row(*row, _pairs(trace[:, layer], experts))
+def _layers(trace: Trace, experts: int, common: NDArray[np.float64] | None) -> Table:
+    """A line a layer; where a number has what chance would give beside it, that is in brackets."""
+    counts = counts_of(trace, experts)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=_LEGEND, caption_justify="left")
+    headings = ("layer", "used", "even", "Jain", "busiest", "together", "token", "layer")
+    for heading in (*headings, *(() if common is None else ("common",))):
+        table.add_column(heading, no_wrap=True)
+    for layer in balance(trace, experts):
+        busiest = np.argsort(-counts[layer.layer], kind="stable")[:2]
+        shares = ", ".join(f"{expert} {counts[layer.layer, expert] / len(trace):.0%}" for expert in busiest)
+        table.add_row(
+            str(layer.layer), str(layer.used), f"{layer.effective:.1f}", f"{layer.jain:.2f}", shares,
+            _pairs(trace[:, layer.layer], experts), _beside(layer.next_token, layer.next_token_chance),
+            _beside(layer.next_layer, layer.next_layer_chance),
+            *(() if common is None else (f"{common[layer.layer]:.0%}",)),
+        )  # fmt: skip
     return table
 
 
+def _beside(found: float | None, chance: float | None) -> str:
+    return "" if found is None or chance is None else f"{found:.0%} ({chance:.0%})"
+
+
 def _pairs(chosen: Trace, experts: int) -> str:
-    return "  ".join(f"{one}+{other} ({count})" for one, other, count in frequent_pairs(chosen, experts, PAIRS))
+    return "  ".join(f"{one}+{other} {count}" for one, other, count in frequent_pairs(chosen, experts, PAIRS))
 
 
 def _scores(scores: list[Score], total: int) -> Table:
@@ -160,11 +165,15 @@ def _scores(scores: list[Score], total: int) -> Table:
     return table
 
 
-def _fields(trace: Trace, experts: int, scores: list[Score]) -> dict[str, Any]:
-    counts = _counts(trace, experts)
+def _fields(
+    trace: Trace, experts: int, scores: list[Score], common: NDArray[np.float64] | None
+) -> dict[str, Any]:
+    counts = counts_of(trace, experts)
     return {
         "tokens": len(trace),
         "counts": counts.tolist(),
         "entropy": entropy(counts).tolist(),
+        "layers": [layer.as_dict() for layer in balance(trace, experts)],
+        "in_common": None if common is None else [None if np.isnan(part) else part for part in common.tolist()],
         "replay": [{"policy": score.policy, "slots": score.capacity, "hit_rate": score.hit_rate} for score in scores],
     }

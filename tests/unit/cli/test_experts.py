@@ -173,3 +173,25 @@ def test_swap_lists_without_what_a_killed_one_left(model: Path, tmp_path: Path) 
     left.write_text("half an expert")
     assert main(["swap", "-m", str(model)]) == 0
     assert not left.exists()
+
+
+def test_route_says_what_is_even_what_repeats_and_what_two_texts_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, texts = str(tmp_path / "a.npy"), ("And the king said unto him, Go. " * 4, "def f(x):\n    return x\n" * 8)
+    assert main(["route", "--prompt", texts[0], "--save", kept]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "Jain" in shown and "common" not in shown
+    found = []
+    for text in texts:
+        assert main(["route", "--prompt", text, "--compare", kept, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["in_common"] == pytest.approx([1] * 7)
+    assert all(part < 1 for part in found[1]["in_common"])
+    trace = np.load(kept)
+    repeated = [(trace[1:, layer, :, None] == trace[:-1, layer, None]).any(2).mean() for layer in range(7)]
+    assert [layer["next_token"] for layer in found[0]["layers"]] == pytest.approx(repeated)
+    assert [layer["layer"] for layer in found[0]["layers"]] == list(range(7))
+    assert main(["route", "--prompt", "a", "--compare", str(tmp_path / "none.npy")]) == 1
+    assert "none.npy: cannot be opened" in capsys.readouterr().err
