@@ -18,17 +18,22 @@ from colibri.server.problems import json_response
 from colibri.server.responses import ResponsesRequest
 from colibri.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, InferRequest, TokenizeRequest
 from colibri.server.service import Service
+from colibri.server.streaming import unless_left
 
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Service, B, Request], Awaitable[Response]]
 
 
 async def answered(service: Service, body: B, request: Request, handler: Handler[B]) -> Response:
-    """The answer to a request, which says what fields of it were ignored."""
-    ignored = service.fields.sift(body, service.tokenizer)
-    response = await handler(service, body, request)
-    response.headers.update(header(ignored))
-    return response
+    """The answer to a request, which says what fields of it were ignored. It waits while the model is loaded again."""
+    await unless_left(request, service.in_flight.enter())
+    try:
+        ignored = service.fields.sift(body, service.tokenizer)
+        response = await handler(service, body, request)
+        response.headers.update(header(ignored))
+        return response
+    finally:
+        service.in_flight.leave()
 
 
 def install(app: FastAPI, service: Service) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import signal
 import socket
+import termios
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -135,8 +137,15 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._service.draining.set()
+        self._service.drain()
         super().handle_exit(sig, frame)
+
+    def handle_hangup(self) -> None:
+        """Load the model again; the end of the terminal that the server runs in ends it, too."""
+        if _terminal_is_gone():
+            self.handle_exit(signal.SIGHUP, None)
+        else:
+            self._service.reload_wanted.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -144,11 +153,21 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+
+def _terminal_is_gone() -> bool:
+    """Whether stdin was a terminal that has been closed."""
+    try:
+        termios.tcgetattr(0)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False
 
 
 def run(settings: ServerSettings, announce: Callable[[Service, Ready, str], None]) -> None:

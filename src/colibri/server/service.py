@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,7 @@ from colibri.machine import resident_bytes
 from colibri.models.registry import open_checkpoint
 from colibri.server.access_log import Access, current
 from colibri.server.fields import Fields
+from colibri.server.in_flight import InFlight
 from colibri.server.live import Live
 from colibri.server.metrics import Metrics
 from colibri.server.problems import ApiError, bad_request, context_exceeded, engine_lost
@@ -30,6 +32,9 @@ CONNECTIONS_BYTES = 32 << 20  # what this process may grow by for connections, r
 REPORTS_BYTES = 64 << 20  # beyond that, for what all requests want to know of their prompts' tokens
 DEFAULT_REQUEST_S = 2.0  # guess of a request's time before any has ended
 MAX_RETRY_S = 60
+POLL_S = 0.02  # between looks at whether all requests have ended
+
+log = logging.getLogger("colibri.server")
 
 
 @dataclass(slots=True)
@@ -52,6 +57,8 @@ class Service:
         self.responses = ResponseStore()
         self.live = Live(self.supervisor)
         self.draining = asyncio.Event()
+        self.in_flight = InFlight()
+        self.reload_wanted = asyncio.Event()
         self.created = int(time.time())
         self.tokenizer: Tokenizer | None = None
         self.name = settings.model_name or "colibri"
@@ -59,6 +66,7 @@ class Service:
         self._reports = 0  # bytes
         self._request_s = DEFAULT_REQUEST_S
         self._restarts = 0
+        self._reloading: asyncio.Task[None] | None = None
         self.supervisor.tickets.on_output = self._note
         self.supervisor.on_stats = self._take_stats
         self.supervisor.on_state = lambda: self.live.health(self.health()[1])
@@ -73,15 +81,47 @@ class Service:
         self.supervisor.options = replace(self.settings.load, beside=beside)
         self.supervisor.start()
         ready = await self.supervisor.wait_ready()
+        self._loaded(ready)
+        self._reloading = asyncio.create_task(self._reload())
+        return ready
+
+    def _loaded(self, ready: Ready) -> None:
         if self.settings.model_name is None:
             self.name = "-".join(str(ready.model["name"]).lower().split()) or "colibri"
         self.live.model(ready, self.name)
-        return ready
+
+    async def _reload(self) -> None:
+        """Load the model anew whenever that is wanted, and requests in flight have ended; those that come wait."""
+        while await self.reload_wanted.wait():
+            self.reload_wanted.clear()
+            try:
+                tokenizer = await asyncio.to_thread(self._load_tokenizer)
+            except ColibriError as error:
+                log.error("the model is not loaded again: %s", error)
+                continue
+            log.info("the model is loaded again when %d requests have ended", len(self.supervisor.tickets))
+            self.in_flight.pause()
+            self.supervisor.on_state()
+            while self.in_flight.count or len(self.supervisor.tickets):
+                await asyncio.sleep(POLL_S)
+            await self.supervisor.reload()
+            if self.supervisor.ready is not None and self.supervisor.state == "ready":
+                self.tokenizer = tokenizer
+                self._loaded(self.supervisor.ready)
+            self.in_flight.resume()
+            self.supervisor.on_state()
 
     async def stop(self) -> None:
         """End the engine."""
-        self.draining.set()
+        self.drain()
+        if self._reloading is not None:
+            self._reloading.cancel()
         await self.supervisor.stop()
+
+    def drain(self) -> None:
+        """Take no new requests; those that wait are told so."""
+        self.draining.set()
+        self.in_flight.resume()
 
     def _load_tokenizer(self) -> Tokenizer | None:
         checkpoint = open_checkpoint(model_path(self.settings.load.path))
@@ -106,7 +146,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError unless the request is for this model, whose name may be known only once it is loaded."""
-        if name is not None and self.ready and name != self.name:
+        if name is not None and name != self.name and self.ready:
             raise ApiError(
                 404, f"The model {name!r} is not served here; {self.name!r} is.", param="model", code="model_not_found"
             )
@@ -229,6 +269,8 @@ class Service:
         state: str = supervisor.state
         if self.draining.is_set():
             state = "draining"
+        elif self.in_flight.paused:
+            state = "reloading"
         elif state == "ready" and watchdog is not None and watchdog.stalled:
             state = "stalled"
         body: dict[str, Any] = {

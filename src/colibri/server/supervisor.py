@@ -15,10 +15,11 @@ from colibri.server.engine_process import EngineProcess
 from colibri.server.heartbeat import BEAT_S, Watchdog
 from colibri.server.tickets import Tickets
 
-State = Literal["loading", "ready", "restarting", "failed", "stopped"]
+State = Literal["loading", "ready", "reloading", "restarting", "failed", "stopped"]
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0
+PATIENCE_S = 30.0  # for an engine that died while it was to be replaced
 STABLE_S = 60.0  # an engine that ran this long starts again at once
 
 log = logging.getLogger("colibri.server")
@@ -68,12 +69,32 @@ class Supervisor:
 
     async def wait_ready(self) -> protocol.Ready:
         """The model, once it is loaded. Raises RuntimeError with the reason when it cannot be."""
-        while self.state in ("loading", "restarting"):
-            await self._changed.wait()
-            self._changed.clear()
+        await self._while("loading", "restarting")
         if self.ready is None or self.state != "ready":
             raise RuntimeError(self.failure or "the engine did not start")
         return self.ready
+
+    async def reload(self) -> None:
+        """Replace an engine without tickets by another, which loads what the model's files are now.
+
+        Returns when it has; or when it has died, and the next one, too, is not there after a while.
+        """
+        engine = self._engine
+        if self.state == "ready" and engine is not None:  # otherwise the next one loads what is there anyway
+            self._engine, self.stats = None, None
+            self._set("reloading")
+            engine.send(protocol.Stop())
+            await asyncio.to_thread(engine.end)
+            self._restarting = asyncio.get_running_loop().create_task(self._restart(0))
+            await self._while("reloading")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._while("restarting")
+
+    async def _while(self, *states: State) -> None:
+        while self.state in states:
+            await self._changed.wait()
+            self._changed.clear()
 
     def watch_experts(self, watching: bool) -> None:
         """Ask for routing counts, or no more."""
@@ -108,7 +129,7 @@ class Supervisor:
                 self.stats = event
                 self.on_stats(event)
             case protocol.Ready():
-                if self.restarts:
+                if self.state != "loading":
                     took = time.monotonic() - engine.started
                     log.warning("the engine is ready again, %.1f s after it was started", took)
                 self.ready, self.failure = event, None
@@ -153,17 +174,18 @@ class Supervisor:
         log.error("%s; restarting in %.1f s", self.failure, self._backoff)
         self.restarts += 1
         self._set("restarting")
-        self._restarting = asyncio.get_running_loop().create_task(self._restart())
+        self._restarting = asyncio.get_running_loop().create_task(self._restart(self._backoff))
+        self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
 
-    async def _restart(self) -> None:
+    async def _restart(self, wait_s: float) -> None:
         while True:
-            await asyncio.sleep(self._backoff)
-            self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
+            await asyncio.sleep(wait_s)
+            wait_s, self._backoff = self._backoff, min(2 * self._backoff, LAST_BACKOFF_S)
             try:
                 return self.start()
             except (OSError, RuntimeError) as error:  # the system has no room for a process now
                 self.failure = f"the engine cannot be started: {error}"
-                log.error("%s; trying again in %.1f s", self.failure, self._backoff)
+                log.error("%s; trying again in %.1f s", self.failure, wait_s)
 
     def _set(self, state: State) -> None:
         self.state = state

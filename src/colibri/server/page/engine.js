@@ -24,7 +24,7 @@ const CONNECTING = "connecting";
 const STATES = {
   ok: "connected", unknown: CONNECTING, loading: "the model is loading", restarting: "the engine is down and starts again",
   stalled: "the engine does not answer", failed: "the engine failed", draining: "the server is shutting down",
-  stopped: "the server is shutting down",
+  reloading: "the model is loaded again", stopped: "the server is shutting down",
 };
 
 function showState() {
