@@ -206,7 +206,7 @@ def test_it_is_readable_in_both_schemes_and_on_a_phone(page: Page, scheme: str, 
         page.own_size()
 
 
-@pytest.mark.parametrize("size", [(1280, 860), (1280, 1400), (390, 844)])
+@pytest.mark.parametrize("size", [(1280, 860), (1280, 1400), (2560, 1440), (390, 844)])
 def test_the_map_fills_its_room(page: Page, size: tuple[int, int]) -> None:
     page.size(*size)
     try:
@@ -214,7 +214,7 @@ def test_the_map_fills_its_room(page: Page, size: tuple[int, int]) -> None:
             page.all("nav button[value=engine]")[0].click()
         room = "const {clientWidth, clientHeight} = document.getElementById(arguments[0]);"
         shown = f"{room} return [clientWidth, clientHeight]"
-        most = f"{room} return [clientWidth, Math.min(clientHeight, 7 * 88)]"
+        most = f"{room} return [clientWidth, Math.round(Math.min(clientHeight, 7 * Math.max(88, clientWidth / 8)))]"
         page.wait(lambda: page.run(shown, "map") == page.run(most, "map-frame"))
         left = page.run("return innerHeight - document.getElementById('map-hint').getBoundingClientRect().bottom")
         assert 0 <= left < 40

@@ -1,7 +1,7 @@
 // The experts of every layer as cells that light up when tokens are routed to them and fade afterwards.
 const FADE = 0.93; // of the light that is left after a frame
 const DARK = 0.02;
-const MOST_CELL = 88; // pixels that a cell is high at most
+const MOST_CELL = 88; // pixels that a cell is high at most, unless it is wider
 
 export class ExpertMap {
   constructor(canvas, hint) {
@@ -44,7 +44,7 @@ export class ExpertMap {
   layout() {
     const { clientWidth: width, clientHeight: height } = this.canvas.parentElement;
     if (!this.layers || !this.experts || !width) return;
-    const shown = Math.min(height, this.layers * MOST_CELL);
+    const shown = Math.min(height, this.layers * Math.max(MOST_CELL, width / this.experts));
     this.canvas.style.height = `${shown}px`;
     this.canvas.width = Math.max(this.experts, Math.round(width * devicePixelRatio));
     this.canvas.height = Math.max(this.layers, Math.round(shown * devicePixelRatio));
