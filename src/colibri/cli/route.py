@@ -22,8 +22,9 @@ from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
 from colibri.experts.stats import NO_EXPERT, Trace, entropy, frequent_pairs, trace_type
+from colibri.observe.plots import check_picture, picture
 from colibri.observe.replay import Score, compare
-from colibri.observe.routing import balance, counts_of, overlap
+from colibri.observe.routing import balance, counts_of, load_map, overlap
 from colibri.weights.file_reader import open_regular
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)
@@ -47,19 +48,27 @@ EPILOG = epilog(
 @click.option("--save", type=FilePath(), help="Keep the trace in this file (.npy).")
 @click.option("--trace", "file", type=FilePath(), help="Use a kept trace instead of a prompt.")
 @click.option("--compare", "other", type=FilePath(), help="Say how much of the load is as in this kept trace.")
+@click.option("--plot", type=FilePath(),
+              help="Draw the load of each expert, and hits with --replay: .png, .svg or .pdf.")  # fmt: skip
+@click.option("--map", "as_map", is_flag=True, help="Draw it in the terminal as well.")
 @click.option("--replay", is_flag=True, help="Score every cache policy and the optimum on the trace.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def command(
-    options: LoadOptions, prompt: str | None, save: Path | None, file: Path | None, other: Path | None, replay: bool,
-    as_json: bool,
+    options: LoadOptions, prompt: str | None, save: Path | None, file: Path | None, other: Path | None,
+    plot: Path | None, as_map: bool, replay: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show where the router sends each token of a prompt."""
     if prompt is None and file is None:
         raise ArgumentError("route: give a --prompt or a --trace")
     if prompt is not None and file is not None:
         raise ArgumentError("route: --prompt and --trace contradict each other; give one of them")
+    if plot is not None:
+        check_picture(plot)
     with open_model(options) as loaded:
         experts = loaded.spec.experts
+        name = loaded.spec.name
+        if plot is not None:
+            check_output(loaded.checkpoint, plot, replace=True)
         if save is not None:
             check_output(loaded.checkpoint, save, replace=True)
         compared = None if other is None else _kept(other, loaded)
@@ -70,11 +79,17 @@ def command(
     capacities = sorted({max(trace.shape[2], round(share * layers * experts)) for share in SHARES})
     scores = compare(trace, experts, capacities) if replay else []
     common = None if compared is None else overlap(trace, compared, experts)
+    if plot is not None:
+        names = ("this text", "the kept one") if file is None else (file.name, "the other")
+        shown = {names[0]: trace} if compared is None else dict(zip(names, (trace, compared), strict=True))
+        picture(plot, shown, experts, scores, name)
     if as_json:
         print_json(_fields(trace, experts, scores, common))
         return
     console = Console(highlight=False)
     console.print(_layers(trace, experts, common))
+    if as_map:
+        click.echo("\n" + "\n".join(load_map(counts_of(trace, experts))))
     if scores:
         console.print(_scores(scores, layers * experts))
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from colibri.experts.stats import Trace, entropy
 
 Counts = NDArray[np.int64]
+WIDEST = 48  # columns of a map
+_SHADES = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +113,19 @@ def overlap(one: Trace, other: Trace, experts: int) -> NDArray[np.float64]:
         shares.append(np.where(total > 0, counts / np.maximum(total, 1), np.nan))
     common: NDArray[np.float64] = np.minimum(*shares).sum(axis=1)
     return common
+
+
+def load_map(counts: Counts) -> list[str]:
+    """A line for each layer with experts, a column for each expert, or for neighbours where there are too many.
+
+    Heights are shares of the layer's busiest column; a blank was never chosen.
+    """
+    experts = counts.shape[1]
+    together = -(-experts // WIDEST)
+    starts = np.arange(0, experts, together)
+    columns = np.add.reduceat(counts, starts, axis=1)
+    lines = [f"{'layer':6}experts 0 to {experts - 1}" + (f", {together} a column" if together > 1 else "")]
+    for layer in np.flatnonzero(columns.any(axis=1)):
+        heights = np.ceil(columns[layer] / columns[layer].max() * (len(_SHADES) - 1)).astype(int)
+        lines.append(f"{layer:<6}" + "".join(_SHADES[height] for height in heights))
+    return lines
