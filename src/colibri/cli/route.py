@@ -22,6 +22,7 @@ from colibri.engine.loading import open_model
 from colibri.engine.model import Model
 from colibri.errors import ArgumentError, FileError
 from colibri.experts.stats import NO_EXPERT, Trace, entropy, frequent_pairs, trace_type
+from colibri.observe.balance import findings, verdict
 from colibri.observe.plots import check_picture, picture
 from colibri.observe.replay import Score, compare
 from colibri.observe.routing import balance, counts_of, load_map, overlap
@@ -84,10 +85,14 @@ def command(
         shown = {names[0]: trace} if compared is None else dict(zip(names, (trace, compared), strict=True))
         picture(plot, shown, experts, scores, name)
     if as_json:
-        print_json(_fields(trace, experts, scores, common))
+        print_json(_fields(trace, experts, scores, compared))
         return
     console = Console(highlight=False)
     console.print(_layers(trace, experts, common))
+    if compared is not None:
+        found = findings(trace, compared, experts)
+        lines = [f"layer {layer}, the {cause}: {what}" for layer, cause, what in found]
+        click.echo("\n" + "\n".join([*lines, "; ".join(verdict(found, trace, experts))]))
     if as_map:
         click.echo("\n" + "\n".join(load_map(counts_of(trace, experts))))
     if scores:
@@ -181,7 +186,7 @@ def _scores(scores: list[Score], total: int) -> Table:
 
 
 def _fields(
-    trace: Trace, experts: int, scores: list[Score], common: NDArray[np.float64] | None
+    trace: Trace, experts: int, scores: list[Score], compared: Trace | None
 ) -> dict[str, Any]:
     counts = counts_of(trace, experts)
     return {
@@ -189,6 +194,11 @@ def _fields(
         "counts": counts.tolist(),
         "entropy": entropy(counts).tolist(),
         "layers": [layer.as_dict() for layer in balance(trace, experts)],
-        "in_common": None if common is None else [None if np.isnan(part) else part for part in common.tolist()],
+        "in_common": None if compared is None else _or_none(overlap(trace, compared, experts)),
+        "findings": None if compared is None else [each._asdict() for each in findings(trace, compared, experts)],
         "replay": [{"policy": score.policy, "slots": score.capacity, "hit_rate": score.hit_rate} for score in scores],
     }
+
+
+def _or_none(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
