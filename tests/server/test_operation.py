@@ -22,10 +22,11 @@ import pytest
 
 from colibri.engine.model import model_path
 from colibri.errors import ArgumentError
+from colibri.server.admission import Admission, Outputs
 from colibri.server.app import _reports
 from colibri.server.heartbeat import Watchdog
 from colibri.server.protocol import Alive, Output, Step
-from colibri.server.service import Outputs, Service
+from colibri.server.service import Service
 from colibri.server.settings import ServerSettings
 from colibri.server.tickets import Ticket
 
@@ -122,7 +123,9 @@ def test_a_client_may_leave_just_when_a_token_comes() -> None:
 
     async def ends(turns: int) -> bool:
         queue: asyncio.Queue[Output] = asyncio.Queue()
-        outputs = Outputs(Service(ServerSettings()), [Ticket(1, queue)], queue)
+        service = Service(ServerSettings())
+        admission = Admission(service.supervisor.tickets, service.metrics, service.live, 1)
+        outputs = Outputs(admission, [Ticket(1, queue)], queue)
 
         async def consume() -> None:
             while True:

@@ -14,13 +14,15 @@ from starlette.responses import Response
 
 from colibri.config import Token
 from colibri.engine.grammar import check_grammar, json_grammar, lark_grammar
+from colibri.server.admission import Outputs
 from colibri.server.constraints import forced_schema
 from colibri.server.problems import bad_request, json_response
+from colibri.server.prompts import check_ids, check_length
 from colibri.server.protocol import Output, Submit
 from colibri.server.replies import Usage, chat_logprobs, new_id
 from colibri.server.sampling import room_left, sampling_params
 from colibri.server.schema import ChatRequest, Message, NamedTool, TextPart
-from colibri.server.service import Outputs, Service
+from colibri.server.service import Service
 from colibri.server.streaming import EventStream, stream, unless_left
 from colibri.text.formats import Delta, Reading, reading_of
 
@@ -74,7 +76,7 @@ async def plan_of(service: Service, body: ChatRequest) -> Plan:
     """What goes to the model, checked."""
     service.check_model(body.model)
     plan = await asyncio.to_thread(_plan, service, body)
-    service.check_ids(plan.ids, "messages")
+    check_ids(service, plan.ids, "messages")
     return plan
 
 
@@ -96,7 +98,7 @@ def _plan(service: Service, body: ChatRequest) -> Plan:
     prompt = tokenizer.chat_prompt(messages_of(body.messages), offered, variables=_variables(body))
     reading = reading_of(prompt, offered, forced=grammar is not None)
     text = prompt.text + reading.suffix
-    service.check_length(text)
+    check_length(service, text)
     ids = tokenizer.encode(text, add_special=False)
     marks = (tokenizer.token_id(mark) for mark in reading.marks)
     keep_special = any(mark is not None and tokenizer.is_special(mark) for mark in marks)

@@ -11,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from colibri.engine.grammar import check_grammar, lark_grammar
+from colibri.server.admission import Outputs
 from colibri.server.problems import json_response
+from colibri.server.prompts import check_ids, encode
 from colibri.server.protocol import Output, PromptLogits, Submit
 from colibri.server.replies import CompletionLogprobs, Usage, joined, new_id
 from colibri.server.sampling import room_left, sampling_params
 from colibri.server.schema import CompletionRequest
-from colibri.server.service import Outputs, Service
+from colibri.server.service import Service
 from colibri.server.streaming import EventStream, stream, unless_left
 
 DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
@@ -62,8 +64,8 @@ def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
 
 
 async def _prompt(service: Service, prompt: str | list[int], echo: bool) -> _Prompt:
-    ids = await service.encode(prompt, add_special=True) if isinstance(prompt, str) else prompt
-    service.check_ids(ids, "prompt")
+    ids = await encode(service, prompt, add_special=True) if isinstance(prompt, str) else prompt
+    check_ids(service, ids, "prompt")
     if not echo or service.tokenizer is None:
         return _Prompt(ids, [""] * len(ids))
     decoder = service.tokenizer.decoder(skip_special=True)

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from colibri.config import SamplingParams
+from colibri.server.admission import Outputs
 from colibri.server.problems import bad_request, context_exceeded, json_response
+from colibri.server.prompts import check_ids, encode
 from colibri.server.protocol import Submit
 from colibri.server.schema import Ids, Strict
-from colibri.server.service import Outputs, Service
+from colibri.server.service import Service
 from colibri.server.streaming import unless_left
 
 POOLING = "mean of the last hidden states, after the final norm, of length 1"
@@ -37,10 +39,10 @@ async def embed(service: Service, body: EmbeddingsRequest, request: Request) -> 
     service.check_model(body.model)
     given = body.input
     texts = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-    prompts = [await service.encode(text, add_special=True) if isinstance(text, str) else text for text in texts]
+    prompts = [await encode(service, text, add_special=True) if isinstance(text, str) else text for text in texts]
     commands = []
     for ids in prompts:
-        service.check_ids(ids, "input")
+        check_ids(service, ids, "input")
         if len(ids) > service.ready.context:
             raise context_exceeded(len(ids), service.ready.context)
         commands.append(Submit(0, tuple(ids), SamplingParams(max_tokens=0), pooled=True))

@@ -16,6 +16,7 @@ from colibri.config import SamplingParams
 from colibri.server.chat import messages_of
 from colibri.server.problems import context_exceeded, json_response
 from colibri.server.prompt_logits import ALL
+from colibri.server.prompts import check_ids, encode
 from colibri.server.protocol import PromptLogits, Submit
 from colibri.server.replies import token_name
 from colibri.server.schema import DetokenizeRequest, InferRequest, TokenizeRequest
@@ -28,8 +29,8 @@ WHOLE = Wire(media_type="application/json")
 async def infer(service: Service, body: InferRequest, request: Request) -> Response:
     """One pass over a prompt: the logits of the last position or of all, or the likeliest next tokens."""
     service.check_model(body.model)
-    ids = await service.encode(body.prompt, add_special=True) if isinstance(body.prompt, str) else body.prompt
-    service.check_ids(ids, "prompt")
+    ids = await encode(service, body.prompt, add_special=True) if isinstance(body.prompt, str) else body.prompt
+    check_ids(service, ids, "prompt")
     if len(ids) > service.ready.context:
         raise context_exceeded(len(ids), service.ready.context)
     every = body.positions == "all"
@@ -92,5 +93,5 @@ async def tokenize(service: Service, body: TokenizeRequest, _: Request) -> Respo
 async def detokenize(service: Service, body: DetokenizeRequest, _: Request) -> Response:
     """Text of ids."""
     service.check_model(body.model)
-    service.check_ids(body.ids, "ids")
+    check_ids(service, body.ids, "ids")
     return json_response({"text": service.text.decode(body.ids)})

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from colibri.server.admission import Outputs
 from colibri.server.problems import ApiError
 from colibri.server.protocol import Output
-from colibri.server.service import Outputs
 
 T = TypeVar("T")
 

@@ -11,12 +11,13 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from colibri.server.admission import Outputs
 from colibri.server.chat import Choice, Plan, begin
 from colibri.server.problems import json_response, validation_problem
 from colibri.server.protocol import Output
 from colibri.server.replies import Usage
 from colibri.server.schema import ChatRequest
-from colibri.server.service import Outputs, Service
+from colibri.server.service import Service
 from colibri.server.streaming import EventStream, Wire, stream, unless_left
 from colibri.text.formats import Call, Delta
 
