@@ -12,10 +12,13 @@ from checkpoint_files import HIDDEN, directory_config, directory_tensors, write_
 
 from colibri.conversion.convert import Options, convert
 from colibri.conversion.dequantize import dequantize
+from colibri.conversion.verify import verify
 from colibri.engine.model import Model
 from colibri.errors import UnsupportedError
 from colibri.experts.swap import export_expert
 from colibri.models.registry import open_checkpoint
+
+from .conftest import DIRECTORIES
 
 Load = Callable[..., Model]
 Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -85,3 +88,23 @@ def test_fp8_becomes_a_file(load: Load, directories: tuple[Path, Path], tmp_path
 def test_experts_that_files_of_experts_do_not_hold(load: Load, directories: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="F8_E4M3, which GGUF files do not hold"):
         export_expert(load(directories[0]).experts.store, 0, tmp_path / "expert.gguf")
+
+
+def test_fp8_is_verified_as_it_is_read(directories: tuple[Path, Path]) -> None:
+    eight = directories[0]
+    result = verify(open_checkpoint(eight))
+    assert result.damages == ()
+    file = eight / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    start, end = header["model.layers.1.self_attn.o_proj.weight"]["data_offsets"]
+    data[8 + length + (start + end) // 2] = 127  # stands for NaN
+    file.write_bytes(data)
+    (damage,) = verify(open_checkpoint(eight)).damages
+    assert "blk.1.attn_output.weight" in str(damage) and "row 32, column 0 on" in str(damage)
+
+
+@pytest.mark.parametrize("path", [path for path in DIRECTORIES if "gpt_oss" in path.name or "qwen3_5" in path.name])
+def test_directories_whose_rows_are_in_another_order_are_verified(path: Path) -> None:
+    assert verify(open_checkpoint(path)).damages == ()

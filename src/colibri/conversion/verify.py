@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from colibri.weights.finite import find_fault
 from colibri.weights.gguf import GGUFFile, read_gguf, read_one_file
 from colibri.weights.gguf_writer import HEADER_CHECKSUM
 from colibri.weights.metadata import Metadata
+from colibri.weights.rows import fetched_by, read_rows
 from colibri.weights.tensor_info import TensorInfo
 
 Bytes = npt.NDArray[np.uint8]
@@ -115,13 +117,29 @@ def _zeros(file: Path, start: int, end: int, reader: FileReader) -> bool:
 
 def _examine(part: TensorInfo, reader: FileReader) -> tuple[str, int]:
     """What is wrong with a part's numbers, if anything, and the CRC-32 of its bytes."""
-    block = BY_NAME[part.type]
-    step = PIECE // block.bytes * block.bytes
-    buffer = np.empty(min(step, part.nbytes), np.uint8)
     problem, value = "", 0
-    for at in range(0, part.nbytes, step):
-        piece = buffer[: min(step, part.nbytes - at)]
-        reader.read_into(part.file, part.offset + at, piece)
+    for at, piece in _stored(part, reader) if part.plain else _read(part, reader):
         value = zlib.crc32(piece.data, value)
         problem = problem or find_fault(part, at, piece)
     return problem, value
+
+
+def _stored(part: TensorInfo, reader: FileReader) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """The bytes from each place on, as they are in the file."""
+    block = BY_NAME[part.type]
+    step = PIECE // block.bytes * block.bytes
+    buffer = np.empty(min(step, part.nbytes), np.uint8)
+    for at in range(0, part.nbytes, step):
+        piece = buffer[: min(step, part.nbytes - at)]
+        reader.read_into(part.file, part.offset + at, piece)
+        yield at, piece
+
+
+def _read(part: TensorInfo, reader: FileReader) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """The bytes that are made of what is stored in another order or in several tensors, as they are loaded."""
+    rows, k = (part.shape[0], 1) if len(part.shape) == 1 else (math.prod(part.shape[:-1]), part.shape[-1])
+    width = part.nbytes // rows
+    step = max(1, PIECE // width) if part.encoding is None or part.encoding.bytes else rows
+    for first in range(0, rows, step):
+        piece = read_rows(part, first, min(step, rows - first), fetched_by(reader), k)
+        yield first * width, np.ascontiguousarray(piece).reshape(-1)

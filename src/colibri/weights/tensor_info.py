@@ -81,6 +81,12 @@ class TensorInfo:
         return row_bytes(self.type, self.shape[-1])
 
     @property
+    def plain(self) -> bool:
+        """Whether its bytes are as they are stored, from end to end."""
+        moved = self.order, self.columns, self.strides, self.expert_stride, self.transpose_of, self.encoding
+        return all(each is None for each in moved)
+
+    @property
     def stored_row_bytes(self) -> int:
         """Bytes of one row in the file, where scales may stand elsewhere."""
         encoding = self.encoding
