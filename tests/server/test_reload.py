@@ -52,8 +52,11 @@ def test_streams_end_normally_and_new_requests_wait() -> None:
         assert not os.path.exists(f"/proc/{engine}")
 
 
-def test_no_request_is_lost() -> None:
-    """Several clients all the time, and a signal again and again, also while another is obeyed."""
+def test_no_request_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    """Several clients all the time, and a signal again and again, also while another is obeyed.
+
+    None of it counts as a death, after which engines start later and later.
+    """
     with serving() as server, ThreadPoolExecutor(6) as clients:
         ended = threading.Event()
 
@@ -72,6 +75,8 @@ def test_no_request_is_lost() -> None:
             server.wait(replaced(server, engine))
         ended.set()
         assert {code for each in asking for code in each.result()} == {200}
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        server.wait(lambda: "restarting in 0.5 s" in capfd.readouterr().err)
 
 
 def test_another_model_under_the_same_name(removable: Path) -> None:

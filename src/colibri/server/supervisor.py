@@ -180,11 +180,11 @@ class Supervisor:
     async def _restart(self, wait_s: float) -> None:
         while True:
             await asyncio.sleep(wait_s)
-            wait_s, self._backoff = self._backoff, min(2 * self._backoff, LAST_BACKOFF_S)
             try:
                 return self.start()
             except (OSError, RuntimeError) as error:  # the system has no room for a process now
                 self.failure = f"the engine cannot be started: {error}"
+                wait_s, self._backoff = self._backoff, min(2 * self._backoff, LAST_BACKOFF_S)
                 log.error("%s; trying again in %.1f s", self.failure, wait_s)
 
     def _set(self, state: State) -> None:
