@@ -29,6 +29,7 @@ from colibri.errors import (
     UnsupportedError,
 )
 from colibri.experts.swap import export_expert
+from colibri.machine import resident_bytes
 from colibri.observe.trace import LayerTraces
 from colibri.ops import _native
 
@@ -175,6 +176,16 @@ def test_a_closed_model(load: Load) -> None:
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_close_gives_the_memory_of_the_experts_back() -> None:
+    model = colibri.load()
+    model.infer(list(range(3, 400)))
+    held, before = model.memory()["expert_bytes_resident"], resident_bytes()
+    assert held > 10 << 20
+    model.close()
+    assert before - resident_bytes() > held * 0.9
+    model.close()
 
 
 def test_a_missing_file() -> None:

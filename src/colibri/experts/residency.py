@@ -300,9 +300,11 @@ class Residency:
         self._lock.release()
 
     def close(self) -> None:
-        """Stop the readers, close the files, keep what was learned."""
+        """Stop the readers, close the files, give the experts' memory back, keep what was learned."""
         self._loader.close()
         self.reader.close()
+        for pool in self._here.pools.values():
+            pool.close()
         if self._heat is not None:
             self._heat.add(self.routing.counts)
             self._heat = None

@@ -63,6 +63,12 @@ class SlotPool:
         for slot in self._free:
             self._release(slot)
 
+    def close(self) -> None:
+        """Return the pages of all slots to the system; none is used any more."""
+        whole = self._made * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if whole:
+            self._memory.release(0, whole)
+
     def _release(self, slot: Slot) -> None:
         first = -(-slot.offset // mmap.PAGESIZE) * mmap.PAGESIZE  # neighbours share the pages at the ends
         last = (slot.offset + slot.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
