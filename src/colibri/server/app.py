@@ -78,7 +78,7 @@ def _observation(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        service.metrics.gauge("engine_up", service.supervisor.state == "ready")
+        service.metrics.gauge("engine_up", service.supervisor.status.now == "ready")
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/live", response_class=Response)

@@ -62,13 +62,13 @@ async def reload_when_wanted(
             continue
         log.info("the model is loaded again when %d requests have ended", len(supervisor.tickets))
         in_flight.pause()
-        supervisor.on_state()
+        supervisor.status.on_change()
         try:
             while in_flight.count or len(supervisor.tickets):
                 await asyncio.sleep(POLL_S)
             await supervisor.reload()
-            if supervisor.ready is not None and supervisor.state == "ready":
+            if supervisor.ready is not None and supervisor.status.now == "ready":
                 loaded(supervisor.ready, tokenizer)
         finally:
             in_flight.resume()
-            supervisor.on_state()
+            supervisor.status.on_change()

@@ -212,7 +212,7 @@ class _Response(Turn):
         return {
             "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": None,
             "incomplete_details": cut, "model": self.service.name, "instructions": body.instructions,
-            "output": self._output(status) if ended else [], "usage": self._counts() if ended else None,
+            "output": self._output(status) if ended else [], "usage": _counts(self.usage) if ended else None,
             "previous_response_id": body.previous_response_id, "tools": shown.get("tools", []),
             "tool_choice": shown.get("tool_choice", "auto"), "text": shown.get("text", {"format": {"type": "text"}}),
             "parallel_tool_calls": body.parallel_tool_calls is not False, "metadata": body.metadata or {},
@@ -232,13 +232,13 @@ class _Response(Turn):
         content = [_content(part)] if part.text else []
         return {**item, "content": content, **({"role": "assistant"} if part.kind == "text" else {"summary": []})}
 
-    def _counts(self) -> dict[str, Any]:
-        usage = self.usage
-        return {
-            "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
-            "total_tokens": usage["total_tokens"],
-        }  # fmt: skip
+
+def _counts(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
+        "total_tokens": usage["total_tokens"],
+    }  # fmt: skip
 
 
 def _content(part: Part) -> dict[str, Any]:

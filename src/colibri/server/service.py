@@ -60,7 +60,7 @@ class Service:
         self._restarts = 0
         self._reloading: asyncio.Task[None] | None = None
         self.supervisor.on_stats = self._take_stats
-        self.supervisor.on_state = lambda: self.live.health(self.health()[1])
+        self.supervisor.status.on_change = lambda: self.live.health(self.health()[1])
 
     async def start(self) -> Ready:
         """Load the tokenizer here and then the model there. Raises ColibriError or RuntimeError.
@@ -104,9 +104,9 @@ class Service:
     def ready(self) -> Ready:
         """What the engine said of the model. Raises ApiError while it is not there."""
         supervisor = self.supervisor
-        if supervisor.ready is None or supervisor.state != "ready":
+        if supervisor.ready is None or supervisor.status.now != "ready":
             raise ApiError(
-                503, f"The engine is {supervisor.state}.", code="engine_unavailable", headers={"Retry-After": "2"}
+                503, f"The engine is {supervisor.status.now}.", code="engine_unavailable", headers={"Retry-After": "2"}
             )
         return supervisor.ready
 
@@ -149,7 +149,7 @@ class Service:
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body of /health."""
         supervisor, watchdog = self.supervisor, self.supervisor.watchdog
-        state: str = supervisor.state
+        state: str = supervisor.status.now
         if self.draining.is_set():
             state = "draining"
         elif self.in_flight.paused:
@@ -160,7 +160,7 @@ class Service:
             "status": "ok" if state == "ready" else state,
             "model": self.name,
             "engine": {
-                "state": supervisor.state, "restarts": supervisor.restarts, "pending": len(supervisor.tickets),
+                "state": supervisor.status.now, "restarts": supervisor.restarts, "pending": len(supervisor.tickets),
                 "silent_s": 0.0 if watchdog is None else watchdog.silent_s,
             },
         }

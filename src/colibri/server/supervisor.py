@@ -25,23 +25,42 @@ STABLE_S = 60.0  # an engine that ran this long starts again at once
 log = logging.getLogger("colibri.server")
 
 
+class Status:
+    """What an engine does, for those who wait until it does something else."""
+
+    def __init__(self) -> None:
+        self.now: State = "loading"
+        self.on_change: Callable[[], None] = lambda: None
+        self._changed = asyncio.Event()
+
+    def set(self, state: State) -> None:
+        """It does this from now on."""
+        self.now = state
+        self._changed.set()
+        self.on_change()
+
+    async def leaves(self, *states: State) -> None:
+        """Wait until it does none of these."""
+        while self.now in states:
+            await self._changed.wait()
+            self._changed.clear()
+
+
 class Supervisor:
     """Keeps an engine running for its tickets. All methods belong to the event loop's thread."""
 
     def __init__(self, options: LoadOptions, hang_s: float) -> None:
         self.options = options
         self._hang_s = hang_s
-        self.state: State = "loading"
+        self.status = Status()
         self.ready: protocol.Ready | None = None
         self.stats: protocol.Stats | None = None
         self.restarts = 0
         self.failure: str | None = None
-        self.on_state: Callable[[], None] = lambda: None
         self.on_stats: Callable[[protocol.Stats], None] = lambda stats: None
         self.tickets = Tickets(self._send)
         self._engine: EngineProcess | None = None
         self._backoff = FIRST_BACKOFF_S
-        self._changed = asyncio.Event()
         self._watching = False
         self._ticking: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -69,8 +88,8 @@ class Supervisor:
 
     async def wait_ready(self) -> protocol.Ready:
         """The model, once it is loaded. Raises RuntimeError with the reason when it cannot be."""
-        await self._while("loading", "restarting")
-        if self.ready is None or self.state != "ready":
+        await self.status.leaves("loading", "restarting")
+        if self.ready is None or self.status.now != "ready":
             raise RuntimeError(self.failure or "the engine did not start")
         return self.ready
 
@@ -80,21 +99,16 @@ class Supervisor:
         Returns when it has; or when it has died, and the next one, too, is not there after a while.
         """
         engine = self._engine
-        if self.state == "ready" and engine is not None:  # otherwise the next one loads what is there anyway
+        if self.status.now == "ready" and engine is not None:  # otherwise the next one loads what is there anyway
             self._engine, self.stats = None, None
-            self._set("reloading")
+            self.status.set("reloading")
             engine.send(protocol.Stop())
             await asyncio.to_thread(engine.end)
             self._restarting = asyncio.get_running_loop().create_task(self._restart(0))
-            await self._while("reloading")
+            await self.status.leaves("reloading")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await self._while("restarting")
-
-    async def _while(self, *states: State) -> None:
-        while self.state in states:
-            await self._changed.wait()
-            self._changed.clear()
+                await self.status.leaves("restarting")
 
     def watch_experts(self, watching: bool) -> None:
         """Ask for routing counts, or no more."""
@@ -103,7 +117,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the process; what still runs is lost."""
-        self._set("stopped")
+        self.status.set("stopped")
         for task in (self._ticking, self._restarting):
             if task is not None:
                 task.cancel()
@@ -115,7 +129,7 @@ class Supervisor:
     # ---- what the process says -----------------------------------------------------------------------------------
 
     def _heard(self, engine: EngineProcess, event: protocol.Event | None) -> None:
-        if engine is not self._engine or self.state == "stopped":
+        if engine is not self._engine or self.status.now == "stopped":
             return
         if event is None:
             self._died(engine)
@@ -129,13 +143,13 @@ class Supervisor:
                 self.stats = event
                 self.on_stats(event)
             case protocol.Ready():
-                if self.state != "loading":
+                if self.status.now != "loading":
                     took = time.monotonic() - engine.started
                     log.warning("the engine is ready again, %.1f s after it was started", took)
                 self.ready, self.failure = event, None
                 if self._watching:
                     engine.send(protocol.Watch(True))
-                self._set("ready")
+                self.status.set("ready")
             case protocol.Hello(version):
                 if version != protocol.VERSION:
                     ours = protocol.VERSION
@@ -151,7 +165,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(BEAT_S)
             engine = self._engine
-            if self.state in ("failed", "stopped") or engine is None or not engine.watchdog.tick():
+            if self.status.now in ("failed", "stopped") or engine is None or not engine.watchdog.tick():
                 continue
             self.failure = engine.failure = f"the engine got nowhere for {self._hang_s:g} s and was killed"
             log.error("%s", self.failure)
@@ -159,7 +173,7 @@ class Supervisor:
             engine.process.kill()
             self.tickets.lose()
             if self.ready is not None:
-                self._set("restarting")
+                self.status.set("restarting")
 
     def _died(self, engine: EngineProcess) -> None:
         self.tickets.lose()
@@ -167,13 +181,13 @@ class Supervisor:
         self._engine = None
         self.failure = engine.failure or f"the engine ended with status {engine.process.returncode}"
         if self.ready is None:  # it never ran: starting again would fail again
-            self._set("failed")
+            self.status.set("failed")
             return
         if time.monotonic() - engine.started > STABLE_S:
             self._backoff = FIRST_BACKOFF_S
         log.error("%s; restarting in %.1f s", self.failure, self._backoff)
         self.restarts += 1
-        self._set("restarting")
+        self.status.set("restarting")
         self._restarting = asyncio.get_running_loop().create_task(self._restart(self._backoff))
         self._backoff = min(2 * self._backoff, LAST_BACKOFF_S)
 
@@ -186,8 +200,3 @@ class Supervisor:
                 self.failure = f"the engine cannot be started: {error}"
                 wait_s, self._backoff = self._backoff, min(2 * self._backoff, LAST_BACKOFF_S)
                 log.error("%s; trying again in %.1f s", self.failure, wait_s)
-
-    def _set(self, state: State) -> None:
-        self.state = state
-        self._changed.set()
-        self.on_state()
