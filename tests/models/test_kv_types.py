@@ -49,7 +49,7 @@ def test_same_bits_on_every_path(load: Load, path: Path) -> None:
         first = next(generation)
         assert first.id == int(whole[length - 1].argmax())
         list(generation)
-    assert running[0].ids == running[2].ids
+    assert running[0].token_ids == running[2].token_ids
 
 
 def test_the_cache_and_the_plan_take_less() -> None:
