@@ -90,6 +90,10 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
     return texts
 
 
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _schema(schema: Any) -> str:
     """A JSON schema as JSON."""
     if isinstance(schema, str):
@@ -99,10 +103,10 @@ def _schema(schema: Any) -> str:
             raise ArgumentError(f"json_schema: is no JSON: {error}") from None
     elif hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
-    if not isinstance(schema, Mapping | bool):
+    if not isinstance(schema, Mapping):
         refuse("json_schema", schema, "a schema as a dict, as JSON, or a pydantic model")
     try:
-        return json.dumps(schema if isinstance(schema, bool) else dict(schema))
+        return json.dumps(dict(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"json_schema: is no JSON: {error}") from None
 
@@ -257,9 +261,10 @@ class SamplingParams:
             object.__setattr__(self, "json_schema", _schema(self.json_schema))
         if self.choice is not None:
             object.__setattr__(self, "choice", _texts("choice", self.choice) or refuse("choice", (), "some texts"))
-        for name in ("regex", "grammar"):
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
-                refuse(name, getattr(self, name), "a text")
+        for name, texts in (("regex", (self.regex,)), ("grammar", (self.grammar,)), ("choice", self.choice or ())):
+            for text in texts:
+                if text is not None and not (isinstance(text, str) and _is_unicode(text)):
+                    refuse(name, text, "a text without lone surrogates")
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ArgumentError(f"{' and '.join(given)}: exclude each other; give one of them")

@@ -116,6 +116,8 @@ def test_a_text_of_a_pattern(model: Model, constraint: dict[str, Any], pattern: 
         ({"json_schema": {"a": object()}}, "json_schema: is no JSON"),
         ({"regex": "["}, "regex: "),
         ({"regex": 5}, "regex: found 5, expected a text"),
+        ({"choice": ["\ud800"]}, r"choice: found '\\ud800', expected a text without"),
+        ({"json_schema": {"enum": ["\ud800"]}}, "json_schema: "),
         ({"choice": []}, r"choice: found \(\), expected some texts"),
         ({"choice": "yes"}, "choice: found 'yes', expected a text or a list"),
         ({"grammar": "start: other"}, "grammar: "),
