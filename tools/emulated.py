@@ -43,10 +43,13 @@ PROCESSORS = (
 )
 
 
+def environment(isa: str) -> dict[str, str]:
+    """Without what names the processor that numpy's OpenBLAS shall take this one for."""
+    return {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"} | {"COLIBRI_ISA": isa}
+
+
 def output(*command: str | Path, isa: str = "") -> str:
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env={**os.environ, "COLIBRI_ISA": isa}
-    )
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment(isa))
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout.strip()
@@ -65,8 +68,8 @@ def colibri(*arguments: str) -> list[str]:
 def refused(processor: Processor, arguments: list[str]) -> str:
     """A set that the processor lacks, asked for by COLIBRI_ISA, is an error that names what there is."""
     lacking = next(isa for isa in ops.isas_of_build() if isa not in processor.sets)
-    environment = {**os.environ, "COLIBRI_ISA": lacking}
-    done = subprocess.run([*processor.emulator, *colibri(*arguments)], capture_output=True, text=True, env=environment)
+    command = [*processor.emulator, *colibri(*arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(lacking))
     expected = f"found '{lacking}', expected one that this build and this processor have: {', '.join(processor.sets)}"
     if done.returncode != 1 or expected not in done.stderr or "Traceback" in done.stderr:
         raise SystemExit(f"{processor.model}, COLIBRI_ISA={lacking}: status {done.returncode}\n{done.stderr}")
